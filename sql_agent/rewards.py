@@ -60,7 +60,7 @@ REWARDS: dict[str, RewardPreset] = {
     "agentbench": RewardPreset(correct=1.0, incorrect=0.0, out_of_limits=0.0, malformed=0.0),
     "agent_peft": RewardPreset(correct=1.0, incorrect=-0.1, out_of_limits=-0.3, malformed=-0.1),
     "rllm": RewardPreset(correct=1.0, incorrect=-1.0, out_of_limits=-0.8, malformed=-0.2),
-    # Arctic-Text2SQL-R1 (arXiv:2505.20315, section 3)
+    # Arctic-Text2SQL-R1 (arXiv:2505.20315)
     "execution": RewardPreset(correct=1.0, incorrect=0.0, out_of_limits=0.0, malformed=0.0, ran=0.1),
     "partial": RewardPreset(correct=1.0, incorrect=0.0, out_of_limits=0.0, malformed=0.0, ran=0.1, for_likeness=0.4),
     # SkyRL-SQL (skyrl_gym/envs/sql/utils.py): -1 for what hands in nothing in the right form

@@ -16,11 +16,10 @@ from agentgrpo.chat.messages import num_tool_calls, why_rendered
 from agentgrpo.commands import failed
 from agentgrpo.flags import Parser
 from agentgrpo.outputs import OutputError, check_output, written
+from reward_model.measures import MAX_NAMED
 from reward_model.pairs_from_rollouts import PreferenceFileError, SavedRollout, read_rollouts
 
 PER_TASK = 2
-MOST_NAMED = 5
-"""Unreadable rows that are shown."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -52,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"{read.rows} rollouts in {read.files} files: {len(right)} of {len(tasks)} tasks have a right one")
     for reason, count in sorted((reason, count) for reason, count in read.left_out.items() if count):
         print(f"  left out, {reason}: {count}")
-    for problem in read.problems[:MOST_NAMED]:
+    for problem in read.problems[:MAX_NAMED]:
         print(f"  {problem}")
     if not kept:
         return failed("no rollout is right; sample more of each task (--samples 8 --temperature 1), or fine-tune first")

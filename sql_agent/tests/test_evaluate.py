@@ -81,16 +81,8 @@ def test_each_task_is_sampled_as_often_as_asked_and_the_solved_ones_can_be_writt
     learnable = tmp_path / "learnable.jsonl"
     solved = tmp_path / "solved.jsonl"
     script = oracle.replay([CHEAPEST, SET_PRICE])  # it answers t-9, the same question, as t-0
-    options = [
-        "--samples",
-        "3",
-        "--temperature",
-        "1",
-        "--solved-tasks",
-        str(solved),
-        "--learnable-tasks",
-        str(learnable),
-    ]
+    options = ["--samples", "3", "--temperature", "1"]
+    options += ["--solved-tasks", str(solved), "--learnable-tasks", str(learnable)]
     rows = evaluate([CHEAPEST, SET_PRICE, unsolved], *options, script=script)
     assert Counter(row["task_id"] for row in rows) == {"t-0": 3, "t-1": 3, "t-9": 3}
     assert [row["comparison"]["expected"]["rows"] for row in rows if row["task_id"] == "t-9"] == [[["Fig"]]] * 3

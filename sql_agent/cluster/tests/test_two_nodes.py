@@ -20,6 +20,8 @@ pytestmark = [
     pytest.mark.timeout(2700),
     pytest.mark.skipif(not can_be_made(), reason="nodes with their own network need root, ip, nsenter and unshare"),
 ]
+STEPS_S = 1400.0
+"""Two steps had not ended after 900 s on a machine where loading the policy took 330 s beside other tests."""
 LOST = "node node2 (10.77.0.2) has left the cluster, and the run cannot go on without it; bring it back"
 
 
@@ -68,7 +70,7 @@ def test_a_run_ends_with_a_node_that_trains_and_goes_on_from_its_checkpoint(smal
     with two_nodes(tmp_path) as (head, other):
         start_ray(head, other, gpus=(1, 1))
         command = train(head, run_dir, small_policy, *settings, "trainer.steps=40")
-        until(lambda: 2 in steps(run_dir), command, 1400)
+        until(lambda: 2 in steps(run_dir), command, STEPS_S)
         assert other.run("pkill", "-KILL", "raylet").returncode == 0
         out, err = command.communicate(timeout=60)
         assert command.returncode == 1
@@ -105,7 +107,7 @@ def test_runners_of_a_node_that_dies_go_on_elsewhere_and_a_killed_command_leaves
     with two_nodes(tmp_path) as (head, other):
         start_ray(head, other, gpus=(1, 0))
         command = train(head, run_dir, small_policy, "trainer.steps=4")
-        until(lambda: 1 in steps(run_dir), command, 1400)
+        until(lambda: 1 in steps(run_dir), command, STEPS_S)
         assert other.run("pkill", "-KILL", "raylet").returncode == 0
         out, err = command.communicate(timeout=600)
         assert command.returncode == 0, out + err
@@ -116,7 +118,7 @@ def test_runners_of_a_node_that_dies_go_on_elsewhere_and_a_killed_command_leaves
         assert other.run(RAY, "stop", "--force").returncode == 0
         join_ray(other, head, gpus=0)
         command = train(head, run_dir, small_policy, "trainer.steps=40")
-        until(lambda: 5 in steps(run_dir), command, 1400)
+        until(lambda: 5 in steps(run_dir), command, STEPS_S)
         assert head.run("pkill", "-KILL", "-f", "m sql_agent.train_sql_agent").returncode == 0
         command.communicate(timeout=60)
         assert left_in_the_end(head, other) == []
@@ -129,7 +131,7 @@ def test_a_node_that_joins_while_a_run_is_on_is_left_unused(small_policy, tmp_pa
     with two_nodes(tmp_path) as (head, other):
         start_head(head, 1)
         command = train(head, run_dir, small_policy, "trainer.steps=4")
-        until(lambda: 1 in steps(run_dir), command, 1400)
+        until(lambda: 1 in steps(run_dir), command, STEPS_S)
         join_ray(other, head, gpus=0)
         # Ray starts both anew, and the other node has more free CPUs
         assert head.run("pkill", "-KILL", "-f", "^ray::RunnerActor").returncode == 0
@@ -151,7 +153,7 @@ def test_a_pulled_cable_ends_the_run_within_deadlines_and_the_same_command_goes_
     with two_nodes(tmp_path) as (head, other):
         start_ray(head, other, gpus=(1, 1))
         command = train(head, run_dir, small_policy, *settings, "trainer.steps=40")
-        until(lambda: 2 in steps(run_dir), command, 1400)
+        until(lambda: 2 in steps(run_dir), command, STEPS_S)
         other.cut()
         out, err = command.communicate(timeout=180)  # Ray takes a minute
         assert command.returncode == 1
@@ -180,7 +182,7 @@ def test_a_node_of_runners_whose_cable_is_pulled_costs_no_rollout(small_policy, 
     with two_nodes(tmp_path) as (head, other):
         start_ray(head, other, gpus=(1, 0))
         command = train(head, run_dir, small_policy, "trainer.steps=4")
-        until(lambda: 1 in steps(run_dir), command, 1400)
+        until(lambda: 1 in steps(run_dir), command, STEPS_S)
         other.cut()
         out, err = command.communicate(timeout=900)
         assert command.returncode == 0, out + err
@@ -196,7 +198,7 @@ def test_a_command_that_is_cut_off_from_rays_head_says_so(small_policy, tmp_path
     with two_nodes(tmp_path) as (head, other):
         start_ray(head, other, gpus=(0, 1))
         command = train(other, run_dir, small_policy, "trainer.steps=40")
-        until(lambda: 1 in steps(run_dir), command, 1400)
+        until(lambda: 1 in steps(run_dir), command, STEPS_S)
         other.cut()
         out, err = command.communicate(timeout=180)
         assert command.returncode == 1
