@@ -71,6 +71,10 @@ def test_a_plan_and_a_run_say_it_before_the_first_step():
     assert describe_time(trainer, WORK, "a kind") == (
         "time: about a step 61 s; a validation 10 s; the run 11 min, without start-up; at the speed of runs/before"
     )
+    given = trainer.model_copy(update={"minutes": 8})
+    assert describe_time(given, WORK, "a kind") == (
+        "time: about a step 61 s; a validation 10 s; the run at most 8 min; at the speed of runs/before"
+    )
     run = Progress(trainer, [], 0, lambda: 0.0, rollouts=64, updates=1, expected=expected(PACE, WORK))
     assert run.ahead() == (
         "ahead: 10 train steps of 64 rollouts and 3 validations, about 11 min at the speed of the last run of such a "

@@ -421,3 +421,19 @@ def test_with_a_lag_replacements_and_validations_do_not_wait_behind_batches_that
         *[("train", first.id, "None")] * 2, *[("train", replacement.id, str(first_out))] * 2,
         *[("val", first.id, str(first_out))] * 2,
     ])  # fmt: skip
+
+
+@pytest.mark.parametrize(("planned", "begun"), [(20, 6), (3, 4), (2, 2)])
+def test_with_a_lag_no_more_begins_than_the_planned_steps_still_train(planned, begun):
+    """`trainer.minutes` had planned the end at the next step, and whole batches began that no step took."""
+    from sql_agent.verl_side.rollout_manager import RolloutManager
+
+    def drawn(*_):
+        return [SimpleNamespace(groups=[[1, 2]], batch=0, due=0) for _ in range(2)]
+
+    cfg = load_config(None, ["trainer.steps=20", "trainer.max_off_policy_steps=2", "llm_proxy=true"])
+    manager = SimpleNamespace(
+        run=SimpleNamespace(cfg=cfg, steps=planned), source=SimpleNamespace(open=[]), _batches=None, _resumed=None,
+        _drawn=drawn,
+    )  # fmt: skip
+    assert len(RolloutManager._begun(manager, drawn(), step=2)) == begun

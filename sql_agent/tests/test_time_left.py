@@ -1,5 +1,6 @@
 """How long a run still takes: small sums, made by hand."""
 
+import json
 from types import SimpleNamespace
 
 from agentgrpo.run_folder import read_start
@@ -82,3 +83,16 @@ def test_a_run_of_given_minutes_ends_with_the_last_step_that_fits_as_its_steps_t
     now.time = lambda: 1350.0
     planned.take(2, STEP | {"time/step_s": 200.0})  # 150 s each by now, and 230 are left
     assert planned.steps == trainer.total_training_steps == read_start(tmp_path)["steps"] == 3
+
+
+def test_a_resumed_run_of_given_minutes_counts_the_validation_that_an_earlier_start_measured(tmp_path, monkeypatch):
+    now = SimpleNamespace(time=lambda: 1000.0)
+    monkeypatch.setattr("sql_agent.verl_side.planned_steps.time", now)
+    (tmp_path / "run.json").write_text('{"kind": "train"}')
+    rows = [{"train_step": 0, "val/time/rollout_s": 200.0}, {"train_step": 1, **STEP}]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    planned = PlannedSteps(tmp_path, TrainerConfig(steps=10, val_every=10, save_every=0, minutes=10), began_s=1000.0)
+    planned.install(trainer := type("Trainer", (), {"fit": lambda self: None}))
+    trainer().fit()
+    planned.take(2, STEP)  # 600 s: four steps of 100 s and 200 s of validation
+    assert planned.steps == 6

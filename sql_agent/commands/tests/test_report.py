@@ -537,6 +537,7 @@ def test_a_run_without_a_judge_has_its_held_out_reward_before_and_after(agent_ru
     page = (agent_run / "report.html").read_text()
     assert "<p>Held-out reward: 0.25 (mean of 2) before, 0.38 (mean of 2) after 2 steps.</p>" in page
     assert '{"answer": "last reply", "titles": ["before", "after 2 steps"]}' in page
+    assert "<dt>serve it</dt><dd><pre>" in page and "--model run --agent my_agent.py:agent" in page.split("</dl>")[0]
     assert "held-out reward, greedy" in page
     assert "No validation was made" not in page
     rows = side_by_side(*validations(read_run(agent_run).trajectories))

@@ -17,6 +17,7 @@ from agentgrpo.chat.replies import EncodedReplies
 from agentgrpo.checks import UsageError
 from agentgrpo.limited_fork import forked
 from agentgrpo.printed_commands import program_command
+from agentgrpo.run_folder import read_start
 from reward_model.tests.conftest import make_base
 from sql_agent.commands.sft import main
 from sql_agent.commands.tests.conftest import command, metrics
@@ -235,6 +236,7 @@ def test_a_run_with_few_minutes_ends_early_at_a_learning_rate_of_0(base, rows, t
     said = capsys.readouterr().out
     assert "tokens in 240 updates, " in said.splitlines()[0]  # after the first pass
     assert "3 of 240 updates fit into 0.0001 minutes" in said
+    assert read_start(tmp_path / "out")["steps"] == 3  # by which its report knows that it is finished
     rates = [row["optim/learning_rate"] for row in metrics(tmp_path / "out")]
     assert rates == pytest.approx([2e-4, 2e-4 * 239 / 240, 2e-4 / 3])
     # a run that was killed then goes on to the same end
