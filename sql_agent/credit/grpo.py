@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from sql_agent.credit.losses import LossInputs, LossOutput, log_prob_ratio
-from sql_agent.credit.registry import CreditSettings, Group, scored
+from sql_agent.credit.losses import LossInputs, LossOutput, log_prob_ratio, pessimistic
+from sql_agent.credit.registry import CreditSettings, Group, ratio_range, scored
 
 
 class GroupRelative(CreditSettings):
@@ -41,7 +41,7 @@ class GroupRelative(CreditSettings):
 class ClippedRatio(CreditSettings):
     """PPO's clipped surrogate (arXiv:1707.06347 eq. 7), GRPO's loss without its KL (arXiv:2402.03300 eq. 3).
 
-    The ratio is clipped to 1 - clip_ratio and 1 + clip_ratio.
+    The ratio is clipped to 1 - clip_ratio and 1 + clip_ratio_high.
 
     Source: TRL `GRPOTrainer._compute_loss`. The main job takes verl core_algos.py `compute_policy_loss_vanilla`, whose
     second clip (arXiv:1912.09729) ends the loss of a token at 3 times its advantage.
@@ -49,6 +49,4 @@ class ClippedRatio(CreditSettings):
 
     def __call__(self, inputs: LossInputs) -> LossOutput:
         ratio = log_prob_ratio(inputs.log_probs, inputs.old_log_probs)
-        unclipped = ratio * inputs.advantages
-        clipped = ratio.clamp(1 - self.clip_ratio, 1 + self.clip_ratio) * inputs.advantages
-        return LossOutput(-torch.minimum(unclipped, clipped), clipped < unclipped)
+        return pessimistic(ratio, ratio_range(self), inputs.advantages)

@@ -61,6 +61,12 @@ def log_prob_ratio(log_probs: Tensor, old_log_probs: Tensor) -> Tensor:
     return torch.exp(log_probs - old_log_probs.detach())
 
 
+def pessimistic(ratio: Tensor, between: tuple[float, float], advantages: Tensor) -> LossOutput:
+    """The lower one of ratio and clipped ratio, times the advantage: PPO's surrogate, arXiv:1707.06347 eq. 7."""
+    unclipped, clipped = ratio * advantages, ratio.clamp(*between) * advantages
+    return LossOutput(-torch.minimum(unclipped, clipped), clipped < unclipped)
+
+
 def only(counted: Tensor, values: Tensor) -> Tensor:
     """Set values outside `counted` to 0 with `where`; a product would keep NaN, in the loss and in its gradient."""
     return torch.where(counted, values, 0.0)

@@ -28,17 +28,20 @@ Credit = Callable[[Group], list[list[float] | None]]
 ESTIMATORS = {
     "grpo": "sql_agent.credit.grpo:GroupRelative",
     "reinforce": "sql_agent.credit.reinforce:RewardToGo",
+    "rloo": "sql_agent.credit.rloo:LeaveOneOut",
 }
 LOSSES = {
     "grpo": "sql_agent.credit.grpo:ClippedRatio",
     "reinforce": "sql_agent.credit.reinforce:LogProb",
+    "gspo": "sql_agent.credit.ratios:SequenceRatio",
+    "cispo": "sql_agent.credit.ratios:ConstantRatio",
+    "sapo": "sql_agent.credit.ratios:SoftGate",
 }
 # Losses that verl computes by its own function, with its name; the plugin registers the others with verl.
-VERLS = {"grpo": "vanilla"}
+VERLS = {"grpo": "vanilla", "gspo": "gspo", "cispo": "cispo", "sapo": "sapo"}
 # Losses of verl's that only the main job has, under verl's names.
 VERLS_ONLY: dict[str, str] = dict.fromkeys(
-    ("gspo", "cispo", "sapo", "geo_mean", "gpg", "dppo_tv", "dppo_kl", "clip_cov", "kl_cov", "dro"),
-    "verl.trainer.ppo.core_algos",
+    ("geo_mean", "gpg", "dppo_tv", "dppo_kl", "clip_cov", "kl_cov", "dro"), "verl.trainer.ppo.core_algos"
 )
 
 
@@ -62,10 +65,22 @@ Aggregation = Literal["seq-mean-token-mean", "token-mean", "seq-mean-token-sum-n
 class CreditSettings(Settings):
     """What estimators and losses read: a class that does is a subclass, and so are both trainers' `loss` settings."""
 
-    clip_ratio: Annotated[float, VerlKey("actor_rollout_ref.actor.clip_ratio")] = Field(default=0.2, gt=0, lt=1)
+    clip_ratio: Annotated[
+        float, VerlKey("actor_rollout_ref.actor.clip_ratio"), VerlKey("actor_rollout_ref.actor.clip_ratio_low")
+    ] = Field(default=0.2, gt=0, lt=1)
     """PPO's epsilon."""
+    clip_ratio_high: Annotated[float | None, VerlKey("actor_rollout_ref.actor.clip_ratio_high")] = Field(
+        default=None, gt=0
+    )
+    """The epsilon above 1, where it differs (clip-higher of DAPO, arXiv:2503.14476, with 0.28). None: `clip_ratio`."""
     scale: Annotated[bool, VerlKey("algorithm.norm_adv_by_std_in_grpo"), FlagName(None)] = True
     """Divide advantages by the group's std; False only centres (arXiv:2503.20783)."""
+
+
+def ratio_range(settings: CreditSettings) -> tuple[float, float]:
+    """The ratios of probabilities between which a loss does not clip."""
+    high = settings.clip_ratio if settings.clip_ratio_high is None else settings.clip_ratio_high
+    return 1 - settings.clip_ratio, 1 + high
 
 
 def made(row: str, settings: Any) -> Any:

@@ -100,10 +100,11 @@ class LossConfig(CreditSettings):
     float64: ClassVar[bool] = True
     """Advantages are computed in float64."""
     name: Annotated[LossName, FlagName("loss")] = "grpo"
-    """The policy's loss: grpo (PPO's clipped ratio), reinforce, or another row of `sql_agent.credit.registry`."""
+    """The policy's loss: grpo (PPO's clipped ratio), gspo, cispo, sapo, reinforce, or another row of
+    `sql_agent.credit.registry`."""
     estimator: EstimatorName | None = None
-    """The advantage: grpo (relative to the group), reinforce (the reward itself), or another row of
-    `sql_agent.credit.registry`; None: grpo."""
+    """The advantage: grpo (relative to the group), rloo (to the others of the group), reinforce (the reward itself), or
+    another row of `sql_agent.credit.registry`; None: grpo."""
     clip_ratio: float = renamed_field("clip_param", 0.2, gt=0, lt=1)
     """PPO's epsilon."""
     kl_coef: float = renamed_field("beta", 0.04, ge=0)

@@ -136,11 +136,11 @@ class OptimConfig(Settings):
 
 class LossConfig(CreditSettings):
     name: Annotated[MainLossName, VerlKey("actor_rollout_ref.actor.policy_loss.loss_mode")] = "grpo"
-    """The policy's loss: grpo (PPO's clipped ratio), reinforce, or another row of `sql_agent.credit.registry`; or one
-    of verl's: gspo, cispo, sapo, geo_mean, gpg, dppo_tv, dppo_kl, clip_cov, kl_cov, dro."""
+    """The policy's loss: grpo (PPO's clipped ratio), gspo, cispo, sapo, reinforce, or another row of
+    `sql_agent.credit.registry`; or one of verl's: geo_mean, gpg, dppo_tv, dppo_kl, clip_cov, kl_cov, dro."""
     estimator: EstimatorName = "grpo"
-    """The advantage: grpo (relative to the group), reinforce (the reward itself), or another row of
-    `sql_agent.credit.registry`."""
+    """The advantage: grpo (relative to the group), rloo (to the others of the group), reinforce (the reward itself), or
+    another row of `sql_agent.credit.registry`."""
     kl_coef: Annotated[float, VerlKey("actor_rollout_ref.actor.kl_loss_coef")] = Field(default=0.0, ge=0)
     """Weight of KL(policy, reference) in the loss, k3 estimator; 0 keeps no reference model."""
     entropy_coef: Annotated[float, VerlKey("actor_rollout_ref.actor.entropy_coeff")] = Field(default=0.0, ge=0)

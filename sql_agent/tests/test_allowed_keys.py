@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from sql_agent.credit.registry import VERLS_ONLY
+from sql_agent.credit.registry import VERLS, VERLS_ONLY
 from sql_agent.settings.load import load_config
 from sql_agent.tests.test_docs import DOC
 from sql_agent.verl_side.allowed_keys import ALLOWED_KEYS
@@ -67,7 +67,7 @@ def test_under_every_policy_loss_of_verls_an_unsampled_token_and_a_lost_rollout_
     old = torch.full((3, 3), -1.0)
     advantages = torch.tensor([[0.7], [-0.7], [0.0]]) * mask
     moved = {}
-    for mode in ("vanilla", "bypass_mode", *VERLS_ONLY):
+    for mode in (*VERLS.values(), "bypass_mode", *VERLS_ONLY):
         config = FSDPActorConfig(
             strategy="fsdp2", rollout_n=2, use_dynamic_bsz=True, optim=FSDPOptimizerConfig(lr=1e-3),
             policy_loss=PolicyLossConfig(loss_mode=mode, dro_beta=0.1),

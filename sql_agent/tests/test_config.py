@@ -82,14 +82,14 @@ def test_keys_of_verls_own_are_merged_last_into_what_the_settings_say():
         None,
         [
             "loss.clip_ratio=0.1",
-            "verl.actor_rollout_ref.actor.clip_ratio_high=0.28",
+            "verl.actor_rollout_ref.actor.clip_ratio_c=10",
             "verl.actor_rollout_ref.rollout.engine_kwargs.vllm.max_num_batched_tokens=8192",
             "verl.algorithm.rollout_correction.rollout_is=token",
         ],
     )
     verl = compose(to_verl(cfg, FILES, cpu=False))
     actor, vllm = verl.actor_rollout_ref.actor, verl.actor_rollout_ref.rollout.engine_kwargs.vllm
-    assert (actor.clip_ratio_low, actor.clip_ratio_high) == (0.1, 0.28)
+    assert (actor.clip_ratio_low, actor.clip_ratio_high, actor.clip_ratio_c) == (0.1, 0.1, 10)
     assert (vllm.max_num_batched_tokens, vllm.tool_call_parser) == (8192, "hermes")
     assert verl.algorithm.rollout_correction.rollout_is == "token"
 
@@ -98,9 +98,11 @@ def test_keys_of_verls_own_are_merged_last_into_what_the_settings_say():
     ("override", "words"),
     [
         (
-            "verl.actor_rollout_ref.actor.clip_ratio_highest=1",
-            "may be set is .*actor.clip_ratio_high ",
+            "verl.actor_rollout_ref.actor.clip_ratio_cc=1",
+            "may be set is .*actor.clip_ratio_c ",
         ),
+        ("verl.actor_rollout_ref.actor.clip_ratio_high=1", "is the setting loss.clip_ratio_high here"),
+        ("verl.actor_rollout_ref.actor.clip_ratio_low=1", "is the setting loss.clip_ratio here"),
         ("verl.actor_rollout_ref.rollout.n=8", "is the setting rollout.group_size here; give that, --set rollout.gr"),
         (
             "verl.actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype=fp16",

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from sql_agent.credit.grpo import GroupRelative
 from sql_agent.credit.registry import zero_variance_of
 from sql_agent.credit.reinforce import RewardToGo
+from sql_agent.credit.rloo import LeaveOneOut
 
 EXACT = {"rtol": 0, "atol": 1e-6}
 
@@ -77,7 +78,7 @@ def test_equal_rewards_teach_exactly_nothing(value):
 
 @pytest.mark.parametrize("reward", [math.nan, math.inf, -math.inf])
 def test_a_reward_that_is_no_number_is_refused_and_none_is_named(reward):
-    for reads in (GroupRelative(), RewardToGo(), lambda group: zero_variance_of(group, [None, None])):
+    for reads in (GroupRelative(), RewardToGo(), LeaveOneOut(), lambda group: zero_variance_of(group, [None, None])):
         with pytest.raises(ValueError, match="None says that one was not judged"):
             reads([[1.0], [reward]])
 
@@ -99,6 +100,13 @@ def test_advantages_of_the_judged_sum_to_0_and_keep_their_order(rewards, scale):
     assert all(low <= high + 1e-12 for low, high in pairwise(by_reward))
 
 
+def test_rloo_credits_a_rollout_against_the_mean_of_the_others():
+    # 1 - (0 + 0.5) / 2, 0 - (1 + 0.5) / 2, 0.5 - (1 + 0) / 2; the turns of a rollout are added up
+    assert LeaveOneOut()([[1.0], [0.0], None, [0.25, 0.25]]) == [[0.75], [-0.75], None, [0.0]]
+    assert LeaveOneOut()([None, [1.0]]) == [None, [0.0]]
+    assert LeaveOneOut()([None, None]) == [None, None]
+
+
 def test_reinforce_credits_what_followed():
     assert RewardToGo()([[1.0, 0.5, -0.25], [0.75], None]) == [[1.25, 0.25, -0.25], [0.75], None]
 
@@ -117,12 +125,23 @@ def test_equal_to_verl_where_everything_is_judged(scale, seed):
 
 
 @pytest.mark.slow
-def test_verl_gives_a_lone_rollout_its_reward_and_we_give_0():
-    from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage
+def test_rloo_is_verls_where_everything_is_judged():
+    from verl.trainer.ppo.core_algos import compute_rloo_outcome_advantage
 
-    theirs, _ = compute_grpo_outcome_advantage(torch.tensor([[-0.8]]), torch.ones(1, 1), np.zeros(1))
+    rewards = torch.randn(8, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    theirs, _ = compute_rloo_outcome_advantage(rewards.clone(), torch.ones(8, 1), np.zeros(8))
+    torch.testing.assert_close(torch.tensor(LeaveOneOut()(rewards.tolist())), theirs.float())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["compute_grpo_outcome_advantage", "compute_rloo_outcome_advantage"])
+def test_verl_gives_a_lone_rollout_its_reward_and_we_give_0(name):
+    from verl.trainer.ppo import core_algos
+
+    theirs, _ = getattr(core_algos, name)(torch.tensor([[-0.8]]), torch.ones(1, 1), np.zeros(1))
     assert theirs.item() == pytest.approx(-0.8)
     assert of_rollouts([-0.8]) == [0.0]
+    assert LeaveOneOut()([[-0.8]]) == [[0.0]]
 
 
 @pytest.mark.slow

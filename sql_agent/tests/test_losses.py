@@ -10,6 +10,7 @@ from torch.testing import assert_close
 
 from sql_agent.credit.grpo import ClippedRatio, GroupRelative
 from sql_agent.credit.losses import LossInputs, log_prob_ratio
+from sql_agent.credit.ratios import ConstantRatio, SequenceRatio, SoftGate
 from sql_agent.credit.reinforce import LogProb
 from sql_agent.local.weighted_loss import LossStats, kl_k3, token_weights, weighted_loss
 from sql_agent.settings.local import LossConfig
@@ -163,6 +164,48 @@ def test_grpo_loss_does_not_clip_what_went_the_wrong_way():
     loss, stats = grpo_loss(NEW, OLD, -ADVANTAGES, SAMPLED, WEIGHTS, clip_ratio=0.2)
     assert_close(loss.item(), 1.5 / 4 + 0.9 / 4 - 0.5 / 2)
     assert stats.clipped == 0
+
+
+def loss_of(loss, log_probs):
+    advantages = ADVANTAGES.unsqueeze(1).expand(log_probs.shape)
+    return weighted_loss(loss, LossInputs(log_probs, OLD, advantages, SAMPLED), WEIGHTS)
+
+
+@pytest.mark.parametrize(
+    ("loss", "expected", "gradient", "clipped"),
+    [
+        # row 1 as with one epsilon; the ratio 1.5 of row 0 ends at 1.3: -1.3 / 4 - 0.9 / 4 + 0.8 / 2
+        pytest.param(ClippedRatio(clip_ratio_high=0.3), -0.15, ([0, -0.9 / 4, 0], [0, 0, 0]), 2, id="clip_higher"),
+        # row 0: sqrt(1.5 x 0.9) = 1.16190 for both tokens; row 1 ends at 0.8
+        pytest.param(
+            SequenceRatio(), -1.161895 / 2 + 0.8 / 2, ([-1.161895 / 4, -1.161895 / 4, 0], [0, 0, 0]), 1, id="gspo"
+        ),
+        # -(1.2 ln 0.6 + 0.9 ln 0.45) / 4 + 0.8 ln 0.25 / 2; the gradient is minus weight x clipped ratio x advantage
+        pytest.param(
+            ConstantRatio(),
+            -(1.2 * math.log(0.6) + 0.9 * math.log(0.45)) / 4 + 0.8 * math.log(0.25) / 2,
+            ([-1.2 / 4, -0.9 / 4, 0], [0.8 / 2, 0, 0]),
+            2,
+            id="cispo",
+        ),
+        # gates 4 sigmoid(0.5) = 2.48984, 4 sigmoid(-0.1) = 1.90008 and 4 / 1.05 sigmoid(-0.525) = 1.41594; the gradient
+        # is weight x advantage x ratio x 4 s (1 - s), with s (1 - s) = 0.235004, 0.249376 and 0.233534
+        pytest.param(
+            SoftGate(),
+            -(2.489837 + 1.900083) / 4 + 1.415938 / 2,
+            ([-1.5 * 0.940015 / 4, -0.9 * 0.997504 / 4, 0], [0.5 * 0.934138 / 2, 0, 0]),
+            0,
+            id="sapo",
+        ),
+    ],
+)
+def test_losses_that_bound_the_ratio_otherwise(loss, expected, gradient, clipped):
+    log_probs = NEW.clone().requires_grad_()
+    found, stats = loss_of(loss, log_probs)
+    assert found.item() == pytest.approx(expected, abs=1e-5)
+    assert stats.clipped == clipped
+    found.backward()
+    assert_close(log_probs.grad, rows(*gradient), rtol=0, atol=1e-5)
 
 
 def test_grpo_loss_adds_kl_coef_times_k3():

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from sql_agent.credit.losses import log_prob_ratio
-from sql_agent.credit.registry import Aggregation
-from sql_agent.local.weighted_loss import kl_k3, token_weights
+from sql_agent.credit.losses import LossInputs, log_prob_ratio
+from sql_agent.credit.registry import LOSSES, Aggregation, made
+from sql_agent.local.weighted_loss import kl_k3, token_weights, weighted_loss
 from sql_agent.tests.test_estimators import of_rollouts
 from sql_agent.tests.test_losses import grpo_loss, reinforce_loss
 
@@ -135,6 +135,32 @@ def test_reinforce_loss_is_verls(aggregation, seed):
     ours = reinforce_loss(batch.new, batch.advantages, batch.weights(aggregation))
     assert_close(ours, theirs, **CHECKED)
     assert_close(batch.gradient(ours), batch.gradient(theirs), **EXACT)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("high", [None, 0.03])
+@pytest.mark.parametrize(("name", "verls", "settings"), [
+    pytest.param("grpo", "vanilla", {"clip_ratio_c": 1e9}, id="clip_higher"),
+    pytest.param("gspo", "gspo", {}, id="gspo"),
+    pytest.param("cispo", "cispo", {}, id="cispo"),
+    pytest.param("sapo", "sapo", {}, id="sapo"),
+])  # fmt: skip
+def test_losses_that_bound_the_ratio_are_verls(name, verls, settings, high, seed):
+    """Two rows have no token. The epsilon is small, since a sequence's mean ratio is near 1."""
+    from verl.trainer.ppo.core_algos import get_policy_loss_fn
+
+    batch, aggregation = Batch(seed), "seq-mean-token-mean"
+    batch.mask[5:7] = False
+    advantages = batch.advantages.unsqueeze(1).expand(8, 9)
+    config = verl_config(aggregation, clip_ratio_low=0.02, clip_ratio_high=high or 0.02, **settings)
+    theirs, metrics = get_policy_loss_fn(verls)(batch.old, batch.new, advantages, batch.mask, aggregation, config)
+    inputs = LossInputs(batch.new, batch.old, advantages, batch.mask)
+    loss = made(LOSSES[name], SimpleNamespace(clip_ratio=0.02, clip_ratio_high=high))
+    ours, stats = weighted_loss(loss, inputs, batch.weights(aggregation))
+    assert_close(ours, theirs, **CHECKED)
+    assert_close(batch.gradient(ours), batch.gradient(theirs), **EXACT)
+    assert_close(stats.clip_frac, metrics["actor/pg_clipfrac"], rtol=0, atol=1e-6)
+    assert (stats.clipped > 0) is (name != "sapo")
 
 
 @pytest.mark.parametrize("aggregation", ["seq-mean-token-mean", "token-mean", "seq-mean-token-sum-norm"])

@@ -20,8 +20,6 @@ _MODEL, _CORRECTION = "verl.workers.config.model", "verl.trainer.ppo.rollout_cor
 ALLOWED_KEYS = {
     "actor_rollout_ref.actor.calculate_entropy": _TRAINER,
     "actor_rollout_ref.actor.clip_ratio_c": _CORE,
-    "actor_rollout_ref.actor.clip_ratio_high": _CORE,
-    "actor_rollout_ref.actor.clip_ratio_low": _CORE,
     "actor_rollout_ref.actor.fsdp_config.offload_policy": _ENGINE,
     "actor_rollout_ref.actor.fsdp_config.optimizer_offload": _ENGINE,
     "actor_rollout_ref.actor.fsdp_config.param_offload": _ENGINE,

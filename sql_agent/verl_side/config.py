@@ -90,6 +90,7 @@ def to_verl(cfg: TrainConfig, files: Files, *, cpu: bool, network: Network = LOO
         "optim.mini_batch_size": cfg.optim.mini_batch_size or cfg.data.train_batch_size,
         "optim.micro_batch_tokens": cfg.micro_batch_tokens(cpu=cpu),
         "loss.name": VERLS.get(cfg.loss.name, cfg.loss.name),
+        "loss.clip_ratio_high": cfg.loss.clip_ratio_high or cfg.loss.clip_ratio,
         "engine.gradient_checkpointing": not cpu if checkpointing is None else checkpointing,
         "engine.n_gpus": per_node,
         "cluster.sampler_gpus": cfg.cluster.sampler_gpus or per_node,
@@ -102,8 +103,6 @@ def to_verl(cfg: TrainConfig, files: Files, *, cpu: bool, network: Network = LOO
     keys = FIXED | given | _lengths(cfg.data, cfg.micro_batch_tokens(cpu=cpu)) | _run(cfg.run_dir, cfg.seed, files)
     keys |= _precision(dtype, cpu=cpu) | _device(cfg.engine, cpu=cpu) | _ray(cfg.workers(cpu=cpu), network, cpu=cpu)
     keys |= {
-        f"{ACTOR}.clip_ratio_low": cfg.loss.clip_ratio,
-        f"{ACTOR}.clip_ratio_high": cfg.loss.clip_ratio,
         f"{ACTOR}.use_kl_loss": cfg.loss.kl_coef > 0,
         # Without merging, vLLM's chat server answers with the base model, because verl loads the adapter under a name
         # that only its token-level `generate` uses.
