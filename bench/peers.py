@@ -3,7 +3,8 @@
 TRL's GRPOTrainer with an environment class, verl's own agent loop with a tool class, agent-lightning's proxy with one
 sample a turn, and this project without and with a lag train the same policy on the same tasks, with the same tools,
 group size, limits of tokens and learning rate. `bench/parts/peers` has a module or two for each, with every change that
-a peer needed. Another `--model` than the small policy takes half an hour and the sizes of a pretrained one.
+a peer needed. Another `--model` than the small policy takes half an hour and the sizes of a pretrained one; with
+`--long-prompts` the schema of a shop stands before every question, and it takes three quarters of an hour.
 
 Everything stays on loopback; every process that it starts ends with it.
 """
@@ -17,9 +18,11 @@ if __name__ == "__main__":
 
 import argparse
 import json
+import sqlite3
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,7 +34,7 @@ from agentgrpo.processes import ends_in_order
 from bench.parts import report
 from bench.parts.children import ROOT
 from bench.parts.peers import run
-from bench.parts.peers.order import PRETRAINED, SEED, SKILL, SMALL, TRAIN_TASKS, Order, Sizes
+from bench.parts.peers.order import LONG_PROMPTS, PRETRAINED, SEED, SKILL, SMALL, TRAIN_TASKS, Order, Sizes
 from bench.parts.peers.run import PEERS, Measured, PeerError
 
 MODEL = ROOT / "models" / "tiny-sql"
@@ -45,6 +48,11 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--only", metavar="PEER,...", help=f"some of {', '.join(PEERS)}; default all")
     parser.add_argument("--model", type=Path, default=MODEL, help="policy; default models/tiny-sql")
     parser.add_argument(
+        "--long-prompts",
+        action="store_true",
+        help="put the schema of examples/shop.py, 26 tables, before every question (with a pretrained --model)",
+    )
+    parser.add_argument(
         "--output",
         type=Path,
         help="write what was seen as JSON after each peer, beside what the file has of the others",
@@ -57,8 +65,12 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     if not (args.model / "config.json").is_file():
         make = agentgrpo_command("tiny-policy")
         parser.error(f"--model: no model in {args.model}; `{make}` makes models/tiny-sql")
+    args.sizes = sizes_of(args.model, long_prompts=args.long_prompts)
+    if args.sizes is SMALL and args.long_prompts:
+        parser.error(f"--long-prompts: they are longer than what {args.model} reads; name a pretrained --model")
+    args.title = f"{args.model.name}, long prompts" if args.long_prompts else args.model.name
     args.facts = report.facts(PACKAGES)
-    args.earlier = earlier(args.output, args.model, args.facts["commit"])
+    args.earlier = earlier(args.output, args.title, args.facts["commit"])
     if args.write_doc and (missing := set(PEERS) - set(args.peers) - set(args.earlier)):
         parser.error(
             f"--write-doc: the table has all peers, and {', '.join(sorted(missing))} were not measured at this commit; "
@@ -67,22 +79,28 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     return args
 
 
-def earlier(file: Path | None, model: Path, commit: str) -> dict[str, Measured]:
-    """What a file has of the same model at the same commit."""
+def sizes_of(model: Path, *, long_prompts: bool) -> Sizes:
+    if (count_weights(model) or 0) < SMALL_WEIGHTS:
+        return SMALL
+    return LONG_PROMPTS if long_prompts else PRETRAINED
+
+
+def earlier(file: Path | None, title: str, commit: str) -> dict[str, Measured]:
+    """What a file has of the same table at the same commit."""
     if file is None or not file.is_file():
         return {}
     found = json.loads(file.read_text())
-    if (found["model"], found["facts"]["commit"]) != (model.name, commit):
+    if (found["model"], found["facts"]["commit"]) != (title, commit):
         return {}
     return {name: Measured.read(fields) for name, fields in found["peers"].items()}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = parse_args(argv)
-    sizes = SMALL if (count_weights(args.model) or 0) < SMALL_WEIGHTS else PRETRAINED
+    sizes: Sizes = args.sizes
     seen: dict[str, Measured] = dict(args.earlier)
     with ends_in_order(), tempfile.TemporaryDirectory(prefix="peers-", ignore_cleanup_errors=True) as folder:
-        tasks = write_tasks(Path(folder), sizes)
+        tasks = write_tasks(Path(folder), sizes, schema=shop_schema(Path(folder)) if args.long_prompts else "")
         untrained = Order(args.model.resolve(), *tasks, Path(folder), sizes)
         (before,) = run.held_out(untrained, [str(untrained.model)], say)
         for name in args.peers:
@@ -91,26 +109,42 @@ def main(argv: Sequence[str] | None = None) -> int:
             own.mkdir()
             seen[name] = measure(name, replace(untrained, folder=own))
             if args.output:
-                of_all = {"model": args.model.name, "facts": args.facts, "before": before, "peers": as_json(seen)}
+                of_all = {"model": args.title, "facts": args.facts, "before": before, "peers": as_json(seen)}
                 args.output.write_text(json.dumps(of_all, indent=1) + "\n")
     ordered = {name: seen[name] for name in PEERS if name in seen}
     figures = table(ordered, sizes, before)
     print(figures)
     if args.write_doc:
         text = f"{report.where(args.facts)}\n\n{figures}"
-        PAGE.write_text(report.replace_figures(PAGE.read_text(), text, f"peers of {args.model.name}"))
+        PAGE.write_text(report.replace_figures(PAGE.read_text(), text, f"peers of {args.title}"))
     return int(any(measured.error for measured in seen.values()))
 
 
-def write_tasks(folder: Path, sizes: Sizes) -> tuple[Path, Path]:
-    """The files of the tasks to train on and of the held-out ones."""
+def write_tasks(folder: Path, sizes: Sizes, *, schema: str) -> tuple[Path, Path]:
+    """The files of the tasks to train on and of the held-out ones.
+
+    Args:
+        schema: stands before every question.
+    """
     from dbbench_adapter.tasks.load import write_tasks
     from sql_agent.environments.dbbench import generated
 
     files = folder / "train.jsonl", folder / "held_out.jsonl"
-    write_tasks(files[0], generated(TRAIN_TASKS, "train", (SKILL,), SEED))
-    write_tasks(files[1], generated(max(sizes.held_out, 1), "held_out", (SKILL,), SEED))
+    train = generated(TRAIN_TASKS, "train", (SKILL,), SEED)
+    held_out = generated(max(sizes.held_out, 1), "held_out", (SKILL,), SEED)
+    for file, tasks in zip(files, (train, held_out), strict=True):
+        write_tasks(file, [replace(task, question=f"{schema}{task.question}") for task in tasks])
     return files
+
+
+def shop_schema(folder: Path) -> str:
+    """The tables of the shop as DDL, as a stranger's schema."""
+    from examples.shop import make_shop
+
+    database, _ = make_shop(folder, large=True)
+    with closing(sqlite3.connect(database)) as connection:
+        tables = connection.execute("SELECT sql FROM sqlite_master WHERE type = 'table' ORDER BY rowid").fetchall()
+    return "\n".join(ddl for (ddl,) in tables) + "\n\n"
 
 
 def measure(name: str, order: Order) -> Measured:

@@ -8,10 +8,11 @@ import pytest
 
 from bench import peers
 from bench.parts.peers import own_peer, run, verl_peer
-from bench.parts.peers.order import PRETRAINED, SEED, SKILL, SMALL, Order, append_lines, read_lines
+from bench.parts.peers.order import LONG_PROMPTS, PRETRAINED, SEED, SKILL, SMALL, Order, append_lines, read_lines
 from bench.parts.peers.run import Measured, Step
 from bench.parts.peers.world import SqlTools, count_sampled, open_world, trained_pieces
 from dbbench_adapter.protocols.fc import TOOLS
+from dbbench_adapter.tasks.load import load_tasks
 from sql_agent.environments.dbbench import generated
 
 ORDER = Order(Path("model"), Path("train.jsonl"), Path("held_out.jsonl"), Path("folder"), SMALL)
@@ -101,10 +102,23 @@ def test_what_a_file_has_counts_for_its_model_and_commit_alone(tmp_path):
     file = tmp_path / "peers.json"
     found = {"model": "tiny-sql", "facts": {"commit": "abc1234"}, "peers": {"trl": RUN.as_json()}}
     file.write_text(json.dumps(found))
-    assert peers.earlier(file, Path("models/tiny-sql"), "abc1234") == {"trl": RUN}
-    assert peers.earlier(file, Path("models/tiny-sql"), "def5678") == {}
-    assert peers.earlier(file, Path("models/other"), "abc1234") == {}
-    assert peers.earlier(tmp_path / "none.json", Path("models/tiny-sql"), "abc1234") == {}
+    assert peers.earlier(file, "tiny-sql", "abc1234") == {"trl": RUN}
+    assert peers.earlier(file, "tiny-sql", "def5678") == {}
+    assert peers.earlier(file, "tiny-sql, long prompts", "abc1234") == {}
+    assert peers.earlier(tmp_path / "none.json", "tiny-sql", "abc1234") == {}
+
+
+def test_long_prompts_are_the_same_tasks_after_the_schema_of_a_shop(tmp_path):
+    schema = peers.shop_schema(tmp_path)
+    assert schema.count("CREATE TABLE") == 26
+    sizes = dataclasses.replace(LONG_PROMPTS, held_out=3)
+    plain, long = [
+        [load_tasks(file) for file in peers.write_tasks(tmp_path, sizes, schema=before)] for before in ("", schema)
+    ]
+    assert [[task.question for task in tasks] for tasks in long] == [
+        [schema + task.question for task in tasks] for tasks in plain
+    ]
+    assert [[task.gold for task in tasks] for tasks in long] == [[task.gold for task in tasks] for tasks in plain]
 
 
 def test_half_a_line_is_not_a_step_yet(tmp_path):
@@ -151,6 +165,7 @@ def test_a_step_of_ours_counts_judged_rollouts():
         (["--only", "trl,rllm"], "no peer rllm; known: trl, trl-vllm, verl, agl, lag0, lag1"),
         (["--only", "trl,trl-vllm,verl,agl", "--write-doc"], "lag0, lag1 were not measured at this commit"),
         (["--model", "nowhere"], "agentgrpo tiny-policy"),
+        (["--long-prompts"], "name a pretrained --model"),
     ],
 )
 def test_a_command_that_cannot_work_says_what_would(arguments, words, tmp_path, monkeypatch, capsys):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -46,6 +46,8 @@ class Sizes:
 SMALL = Sizes(8, 8, 128, 256, 192, 5e-4, "float32", 64, 16384, steps=8, seconds=120, held_out=96, limit_s=420)
 # Two steps of a model that was not fine-tuned solve no held-out task, so none is played.
 PRETRAINED = Sizes(4, 8, 128, 128, 640, 3e-5, "bfloat16", 8, 4096, steps=2, seconds=0, held_out=0, limit_s=1800)
+# Four rows of TRL's, since eight of this length, all of whose activations it keeps, come close to 24 GiB.
+LONG_PROMPTS = replace(PRETRAINED, prompt_tokens=1536, micro_batch_rows=4)
 
 
 @dataclass(frozen=True)
