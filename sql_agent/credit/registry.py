@@ -75,6 +75,9 @@ class CreditSettings(Settings):
     """The epsilon above 1, where it differs (clip-higher of DAPO, arXiv:2503.14476, with 0.28). None: `clip_ratio`."""
     scale: Annotated[bool, VerlKey("algorithm.norm_adv_by_std_in_grpo"), FlagName(None)] = True
     """Divide advantages by the group's std; False only centres (arXiv:2503.20783)."""
+    whiten: bool = False
+    """Give the advantages of a step's sampled tokens mean 0 and std 1. With the estimator reinforce that is REINFORCE++
+    (arXiv:2501.03262), with grpo and without `scale` its form with a baseline."""
 
 
 def ratio_range(settings: CreditSettings) -> tuple[float, float]:

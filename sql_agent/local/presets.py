@@ -89,7 +89,7 @@ class Preset:
         Returns:
             The means after this batch.
         """
-        credit_groups(groups, self.estimator, zeros=False)
+        credit_groups(groups, self.estimator, whiten=self.cfg.loss.whiten, zeros=False)
         return means
 
     def metrics(self, groups: Sequence[Group], first: Sequence[Rollout], progress: TrainerState) -> dict[str, Any]:

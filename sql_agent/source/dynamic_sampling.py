@@ -16,11 +16,13 @@ trained without the function, or lost if `rollout.reward` has no other entry. Th
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
+from statistics import fmean, variance
 
 from sql_agent.credit.registry import Credit, ZeroVariance, zero_variance_of
 from sql_agent.datatypes import Reward
@@ -128,9 +130,32 @@ def credit_group(group: Sequence[Rollout], estimator: Credit, *, zeros: bool = T
             result.row = result.row.credited(advantages)
 
 
-def credit_groups(groups: Sequence[Sequence[Rollout]], estimator: Credit, *, zeros: bool = True) -> None:
+def credit_groups(
+    groups: Sequence[Sequence[Rollout]], estimator: Credit, *, whiten: bool = False, zeros: bool = True
+) -> None:
+    """Credit the groups of a step, see `credit_group`.
+
+    Args:
+        whiten: give the advantages of all sampled tokens of the step mean 0 and std 1, which takes a group of zeros
+            for what it is. Source: arXiv:2501.03262, verl torch_functional.py `masked_whiten`.
+    """
     for group in groups:
-        credit_group(group, estimator, zeros=zeros)
+        credit_group(group, estimator, zeros=zeros or whiten)
+    if whiten:
+        _whiten([rollout for group in groups for rollout in group if rollout.advantage is not None])
+
+
+def _whiten(rollouts: Sequence[Rollout]) -> None:
+    pairs = [(rollout, rollout.row) for rollout in rollouts if rollout.row is not None]
+    credits = [c for _, row in pairs for c, sampled in zip(row.credit or (), row.sampled, strict=True) if sampled]
+    if len(credits) < 2:
+        return
+    mean, scale = fmean(credits), 1 / math.sqrt(variance(credits) + 1e-8)
+    for rollout, row in pairs:
+        turns = rollout.turn_advantages or [rollout.advantage or 0.0]
+        whitened = [scale * (advantage - mean) for advantage in turns]
+        rollout.advantage, rollout.row = whitened[0], row.credited(whitened)
+        rollout.turn_advantages = rollout.turn_advantages and whitened
 
 
 def replacement_tasks(

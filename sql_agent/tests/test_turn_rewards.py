@@ -1,16 +1,19 @@
 """Rewards of turns: what a token is credited with, hand-worked, from the function's numbers to verl's batch."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 from dbbench_adapter.datatypes import Score
 from sql_agent.credit.grpo import GroupRelative
+from sql_agent.credit.reinforce import RewardToGo
 from sql_agent.credit.row import Turn, stitch
 from sql_agent.datatypes import FunctionReward, ScorerResult
 from sql_agent.rewards import summed_reward, without_function
 from sql_agent.settings.groups import RewardModelConfig
 from sql_agent.source.batch import CREDIT, to_tensors
-from sql_agent.source.dynamic_sampling import credit_group, zero_variance
+from sql_agent.source.dynamic_sampling import credit_group, credit_groups, zero_variance
 from sql_agent.source.run_context import trajectory_line
 from sql_agent.tests.records import make_record, make_result, make_row, rewarded, travelled
 
@@ -63,6 +66,51 @@ def test_in_the_batch_each_turns_advantage_stands_on_its_sampled_tokens_and_the_
     expected = [[1.56670, 1.56670, 0, 0, 0.26112], [-1.56670, -1.56670, 0, 0, -0.78335], [0] * 5]
     np.testing.assert_allclose(batch[CREDIT], expected, atol=1e-4)
     assert batch["rm_scores"].tolist() == [[0, 0, 0, 0, 3.0], [0] * 5, [0] * 5]
+
+
+LONGER = stitch([Turn((1, 2), (3, 4, 5), (-0.1, -0.2, -0.3))], max_response_tokens=100)
+
+
+def test_whitened_advantages_have_mean_0_and_std_1_over_the_sampled_tokens_of_the_step():
+    # tokens: 2 and 1 of the first rollout's turns, 3 of each other; credits 3, 3, 1, 0, 0, 0, 1, 1, 1
+    groups = [[played("a", 2.0, 1.0), played("a", 0.0, row=LONGER)], [played("b", 1.0), played("b", 1.0, lost="late")]]
+    credit_groups(groups, RewardToGo(), whiten=True)
+    # mean 10/9, unbiased variance (22 - 100/9) / 8 = 1.36111, std 1.16667
+    by_turn = [each.turn_advantages for each in groups[0]]
+    assert by_turn == [pytest.approx([1.61905, -0.09524], abs=1e-5), pytest.approx([-0.95238], abs=1e-5)]
+    assert [each.advantage for each in groups[1]] == [pytest.approx(-0.09524, abs=1e-5), None]
+    assert groups[0][0].row.credit == pytest.approx((0, 0, 1.61905, 1.61905, 0, 0, -0.09524), abs=1e-5)
+
+
+@pytest.mark.parametrize("rewards", [[1.0], [0.5, 0.5, 0.5]])
+def test_a_step_of_equal_credits_whitens_to_0(rewards):
+    group = [played("a", reward) for reward in rewards]
+    credit_groups([group], RewardToGo(), whiten=True)
+    assert [each.advantage for each in group] == [0.0] * len(group)
+
+
+@pytest.mark.slow  # imports verl
+@pytest.mark.parametrize(
+    ("estimator", "name"),
+    [
+        (RewardToGo(), "compute_reinforce_plus_plus_outcome_advantage"),
+        (GroupRelative(scale=False), "compute_reinforce_plus_plus_baseline_outcome_advantage"),
+    ],
+)
+def test_whitened_advantages_are_those_of_verls_reinforce_plus_plus(estimator, name):
+    import torch
+    from verl.trainer.ppo import core_algos
+
+    groups = [[played(name, reward, row=row) for reward, row in zip(rewards, (None, LONGER, None), strict=True)]
+              for name, rewards in (("a", (1.0, 0.0, 0.25)), ("b", (0.0, 0.0, 0.0)))]  # fmt: skip
+    credit_groups(groups, estimator, whiten=True, zeros=False)
+    results = [each for group in groups for each in group]
+    batch = to_tensors([r.row for r in results], [r.reward for r in results], pad_id=0)
+    theirs, _ = getattr(core_algos, name)(
+        token_level_rewards=batch["rm_scores"], response_mask=batch["response_mask"].float(),
+        index=np.array(["a"] * 3 + ["b"] * 3), config=SimpleNamespace(gamma=1.0),
+    )  # fmt: skip
+    torch.testing.assert_close(batch[CREDIT], theirs, rtol=0, atol=1e-6)
 
 
 def test_what_a_row_has_lost_is_earned_by_its_last_turn():

@@ -83,7 +83,7 @@ class RolloutManager:
             ending_s=cfg.agent.rollout_timeout_s + cfg.reward_wait_s,
             max_broken_fraction=cfg.max_broken_fraction,
             tasks=self._tasks if cfg.rollout.max_resamples else [],
-            credit=partial(credit_groups, estimator=estimator),
+            credit=partial(credit_groups, estimator=estimator, whiten=cfg.loss.whiten),
             keep=run.save_trajectories,
             report=run.progress,
         )
