@@ -52,6 +52,7 @@ from sql_agent.text_to_sql.linking import SchemaLinker, column_values
 from sql_agent.text_to_sql.load import named_in, read_questions, split_questions
 from sql_agent.text_to_sql.nondeterministic import nondeterministic_part
 from sql_agent.text_to_sql.schema import LinkedTables, Rendered, lengths, render_schema
+from sql_agent.text_to_sql.shown_names import as_shown
 from sql_agent.text_to_sql.ties import probes, ranked, ranks
 
 # Seconds that a reference or a submitted query may take, longer than other statements; for `bird` both together.
@@ -415,7 +416,11 @@ class TextToSql(Environment):
         return {"db_id": task.db_id, "question": task.question, **solution, "evidence": task.evidence, **kind}
 
     def reference_replies(self, task: Question) -> list[Message]:
-        return [] if task.query is None else solution_calls(task, self._engine)
+        if task.query is None:
+            return []
+        if not task.changes:
+            task = replace(task, query=as_shown(task.query, self.databases.schema(task.db_id), self._engine))
+        return solution_calls(task, self._engine)
 
     def typed(self, id: str, question: str, like: Question | None) -> Question:
         """The question about the only database, or else about the one of the task that was asked last."""

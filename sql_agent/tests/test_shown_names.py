@@ -1,0 +1,71 @@
+"""References are learnt in the prompt's spelling. Of Spider's training queries 60 % name a column in another case."""
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from dbbench_adapter.engines.engine import ColumnInfo, TableInfo
+from dbbench_adapter.engines.mysql import MYSQL
+from dbbench_adapter.engines.sqlite import SQLITE
+from sql_agent.sft.data import reference_demonstrations
+from sql_agent.text_to_sql.environment import TextToSql
+from sql_agent.text_to_sql.shown_names import as_shown
+
+SPIDER = Path(__file__).parents[3] / "shared/text2sql/spider"
+
+
+def table(name, *columns):
+    return TableInfo(name, tuple(ColumnInfo(column, "TEXT") for column in columns))
+
+
+TABLES = [
+    table("EMPLOYEES", "EMP_ID", "Salary", "Hired", "end"),
+    table("Year", "year", "Order", "COUNT"),
+    table("visits", "emp_id", "salary"),
+]
+
+
+@pytest.mark.parametrize(("query", "expected"), [
+    pytest.param("select salary from employees", "select Salary from EMPLOYEES", id="tables_and_columns"),
+    pytest.param(
+        "SELECT max(salary) ,  min( salary ) FROM employees WHERE hired  =  'A  b' ;",
+        "SELECT max(Salary), min(Salary) FROM EMPLOYEES WHERE Hired = 'A  b'", id="even_blanks_but_not_in_a_text"),
+    pytest.param(
+        "SELECT t1.salary FROM employees AS t1 JOIN visits t2 ON t1.emp_id=t2.emp_id",
+        "SELECT t1.Salary FROM EMPLOYEES AS t1 JOIN visits t2 ON t1.EMP_ID=t2.EMP_ID", id="the_first_tables_of_two"),
+    pytest.param("SELECT SALARY FROM visits", "SELECT salary FROM visits", id="of_tables_that_are_read"),
+    pytest.param('SELECT "salary" FROM visits', 'SELECT "salary" FROM visits', id="a_quoted_name_stays"),
+    pytest.param("SELECT salary FROM elsewhere", "SELECT salary FROM elsewhere", id="unknown_tables"),
+    pytest.param("SELECT count(*), count FROM year ORDER BY year",
+                 "SELECT count(*), COUNT FROM Year ORDER BY Year", id="a_call_is_no_column"),
+    pytest.param("SELECT CASE 1 WHEN 1 THEN salary END FROM employees",
+                 "SELECT CASE 1 WHEN 1 THEN Salary END FROM EMPLOYEES", id="words_of_clauses"),
+    pytest.param("SELECT\n  salary -- what they earn\nFROM visits", "SELECT salary FROM visits", id="comments"),
+    pytest.param("SELECT a->>'$.b' , 1.5 FROM visits WHERE x != 1", "SELECT a->>'$.b', 1.5 FROM visits WHERE x != 1",
+                 id="signs_stay"),
+])  # fmt: skip
+def test_names_are_spelled_as_the_prompt_shows_them(query, expected):
+    assert as_shown(query, TABLES, SQLITE) == expected
+
+
+def test_a_server_is_asked_with_its_own_names():
+    query = "SELECT `Salary`, SALARY, COUNT( * ) FROM visits WHERE salary > 3 AND emp_id = 'EMP_ID'"
+    expected = "SELECT `Salary`, salary, COUNT(*) FROM visits WHERE salary > 3 AND emp_id = 'EMP_ID'"
+    assert as_shown(query, TABLES, MYSQL) == expected
+
+
+@pytest.mark.slow  # plays 691 references
+def test_spiders_training_queries_find_what_they_found(tmp_path):
+    """Each is played and judged; those that are left out are left out as they are written too."""
+    if not SPIDER.is_dir():
+        pytest.skip(f"{SPIDER} is not there")
+    rows = json.loads((SPIDER / "train.json").read_text())[::10]
+    (tmp_path / "rows.json").write_text(json.dumps(rows))
+    with TextToSql(SPIDER / "database") as environment:
+        found = reference_demonstrations(environment.read_tasks(tmp_path / "rows.json"), environment)
+    said = Counter(row["query"].strip() for row in rows)
+    learnt = [json.loads(each.messages[-1]["tool_calls"][0]["function"]["arguments"])["sql"] for each in found.kept]
+    assert len(found.kept) + found.left_out.total() == len(rows) and found.left_out.keys() <= {"sql_error"}
+    assert sum(sql not in said for sql in learnt) > 0.8 * len(learnt)
