@@ -17,6 +17,7 @@ import asyncio
 import functools
 import json
 import os
+import re
 import time
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -31,7 +32,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from agentgrpo.checks import require
-from agentgrpo.flags import Parser
+from agentgrpo.flags import Parser, dashed
 from agentgrpo.outputs import written
 from agentgrpo.processes import ends_in_order
 from dbbench_adapter.engines import BackendUnavailable
@@ -53,6 +54,7 @@ from sql_agent.settings.groups import DataConfig
 from sql_agent.source.stops import last_line
 from sql_agent.startup.data import format_counts
 from sql_agent.success_rate import Rate, rate
+from sql_agent.text_to_sql.datatypes import Question
 from sql_agent.trained_on import LearntError, check_not_learnt
 from sql_agent.user_agents.tasks import AgentTasks
 
@@ -172,6 +174,33 @@ def main(argv: Sequence[str] | None = None) -> None:
             with written(file) as part:
                 part.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), "utf-8")
             console.print(f"the {len(rows)} tasks that were {words}: {file}", soft_wrap=True)
+    if args.predictions is not None:
+        asked = write_predictions(args.predictions, [task for task in tasks if isinstance(task, Question)], records)
+        console.print(f"{asked} queries beside their references, for Spider's evaluator: {args.predictions}")
+
+
+def write_predictions(folder: Path, tasks: Sequence[Question], records: Sequence[RolloutRecord]) -> int:
+    """Write what was handed in for each question with a reference, in the order of `tasks`.
+
+    Returns:
+        The number of lines of both files. A question without a query has `none`, since an empty line would end what
+        the evaluator calls an interaction.
+    """
+    handed_in = {record.task_id: record.comparison.get("submitted") for record in records if record.comparison}
+    asked = [task for task in tasks if task.query]
+    folder.mkdir(parents=True, exist_ok=True)
+    files = {
+        "predictions.sql": [_in_one_line(handed_in.get(task.id) or "none") for task in asked],
+        "gold.sql": [f"{_in_one_line(task.query or '')}\t{task.db_id}" for task in asked],
+    }
+    for name, lines in files.items():
+        with written(folder / name) as part:
+            part.write_text("".join(f"{line}\n" for line in lines), "utf-8")
+    return len(asked)
+
+
+def _in_one_line(query: str) -> str:
+    return re.sub(r"[\r\n\t]+", " ", query).strip() or "none"
 
 
 def _fitted(
@@ -474,7 +503,8 @@ def _parse(argv: Sequence[str] | None) -> EvaluateConfig:
         help="with --agent: a function of the rollout's record; repeat to sum several",
     )
     cfg = read_flags(parser, EvaluateConfig, parser.parse_args(argv))
-    files = {"--output": cfg.output, "--solved-tasks": cfg.solved_tasks, "--learnable-tasks": cfg.learnable_tasks}
+    names = ("output", "solved_tasks", "learnable_tasks", "predictions")
+    files: dict[str, Path | None] = {f"--{dashed(name)}": getattr(cfg, name) for name in names}
     named = [path for path in files.values() if path is not None]
     if len(set(named)) < len(named):
         parser.error(f"{', '.join(files)} need a file each")

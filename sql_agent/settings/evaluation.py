@@ -64,6 +64,8 @@ class EvaluateConfig(EnvironmentFlags):
     learnable_tasks: Path | None = None
     """Write the tasks here that some rollouts solved and others did not; with a reward of 1 or 0 GRPO learns from these
     alone."""
+    predictions: Path | None = None
+    """For text2sql: a folder for predictions.sql and gold.sql, which Spider's `evaluation.py` reads as they are."""
 
     @field_validator("env")
     @classmethod
@@ -84,6 +86,8 @@ class EvaluateConfig(EnvironmentFlags):
             raise ValueError(
                 "--samples of a task are all the same at --temperature 0; give --temperature 1, or leave out --samples"
             )
+        if self.predictions is not None and (self.env_type != "text2sql" or self.samples > 1):
+            raise ValueError("--predictions are one query for each question of a --database; leave it out")
         if self.samples == 1 and self.learnable_tasks is not None:
             raise ValueError("--learnable-tasks needs several --samples of a task, and --temperature 1")
         return self

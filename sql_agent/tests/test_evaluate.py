@@ -311,6 +311,38 @@ def test_questions_that_some_rollouts_solve_and_others_do_not_are_written_for_gr
     assert "--learnable-tasks needs several --samples of a task" in capsys.readouterr().err
 
 
+def test_what_was_handed_in_is_written_as_spiders_evaluator_reads_it(tmp_path, capsys):
+    with closing(sqlite3.connect(tmp_path / "fish.db")) as connection:
+        connection.executescript("CREATE TABLE fish (name TEXT); INSERT INTO fish VALUES ('cod'), ('eel');")
+    queries = {"How many?": "SELECT count(*)\nFROM fish", "Which?": "SELECT name\tFROM fish", "Who?": "SELECT 'cod'"}
+    rows = [{"question": question, "query": query} for question, query in queries.items()]
+    rows.insert(1, {"question": "Three?", "answer": 3})
+    (tmp_path / "q.json").write_text(json.dumps(rows))
+
+    def script(history):
+        asked = history[-1]["content"]
+        if "Who?" in asked:
+            return {"role": "assistant", "content": "The cod."}
+        return oracle.calls(oracle.call("submit_sql", {"sql": "SELECT 2\n" if "How many?" in asked else "SELECT\t1"}))
+
+    command = ["--model", "oracle", "--database", str(tmp_path / "fish.db"), "--tasks", str(tmp_path / "q.json")]
+    command += ["--output", str(tmp_path / "out.jsonl"), "--predictions", str(tmp_path / "predicted")]
+    with oracle.serve(oracle.app(script)) as url:
+        main(["--base-url", url, *command])
+    assert "3 queries beside their references" in capsys.readouterr().out
+    assert (tmp_path / "predicted" / "predictions.sql").read_text() == "SELECT 2\nSELECT 1\nnone\n"
+    assert (tmp_path / "predicted" / "gold.sql").read_text() == (
+        "SELECT count(*) FROM fish\tfish\nSELECT name FROM fish\tfish\nSELECT 'cod'\tfish\n"
+    )
+    for more, words in (
+        (["--samples", "2", "--temperature", "1"], "--predictions are one query for each question"),
+        ([], "exists; name another file, nothing is overwritten"),
+    ):
+        with pytest.raises(SystemExit):
+            main(["--base-url", url, *command, *more])
+        assert words in capsys.readouterr().err
+
+
 def test_a_registered_environment_is_played_on_its_own_tasks(tmp_path, capsys):
     (tmp_path / "tasks.jsonl").write_text(
         json.dumps({"question": "What is 3 + 4?", "answer": "3 + 4 = 7\n#### 7"}) + "\n"
