@@ -72,7 +72,8 @@ class CreditSettings(Settings):
     clip_ratio_high: Annotated[float | None, VerlKey("actor_rollout_ref.actor.clip_ratio_high")] = Field(
         default=None, gt=0
     )
-    """The epsilon above 1, where it differs (clip-higher of DAPO, arXiv:2503.14476, with 0.28). None: `clip_ratio`."""
+    """The epsilon above 1 of grpo, gspo and cispo, where it differs (clip-higher of DAPO, arXiv:2503.14476, with 0.28).
+    None: `clip_ratio`."""
     scale: Annotated[bool, VerlKey("algorithm.norm_adv_by_std_in_grpo"), FlagName(None)] = True
     """Divide advantages by the group's std; False only centres (arXiv:2503.20783)."""
     whiten: bool = False

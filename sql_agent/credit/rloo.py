@@ -10,7 +10,8 @@ class LeaveOneOut(Settings):
     """Credits each rollout with its reward less the mean of the others.
 
     Source: arXiv:2402.14740 sec. 3.2, verl core_algos.py `compute_rloo_outcome_advantage`. Differences: verl gives a
-    lone rollout its raw reward, here it gets 0. Rewards of turns are added up first.
+    lone rollout its raw reward, here it gets 0. Equal rewards are exactly 0 here, in verl what rounding leaves. Rewards
+    of turns are added up first.
     """
 
     def __call__(self, rewards: Group) -> list[list[float] | None]:
@@ -20,8 +21,7 @@ class LeaveOneOut(Settings):
             ValueError: a reward is NaN or infinite.
         """
         known = [sum(turns) for turns in scored(rewards)]
-        others = len(known) - 1
-        return [
-            None if turns is None else [sum(turns) - (sum(known) - sum(turns)) / others if others else 0.0]
-            for turns in rewards
-        ]
+        if len({*known}) < 2:
+            return [None if turns is None else [0.0] for turns in rewards]
+        total, others = sum(known), len(known) - 1
+        return [None if turns is None else [sum(turns) - (total - sum(turns)) / others] for turns in rewards]

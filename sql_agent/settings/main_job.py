@@ -149,6 +149,15 @@ class LossConfig(CreditSettings):
     (GRPO, arXiv:2402.03300), or a rollout's sum over `data.max_response_tokens` (Dr. GRPO, arXiv:2503.20783). A rollout
     of several conversations is one rollout: its sampled tokens share its weight."""
 
+    @model_validator(mode="after")
+    def _is_averaged_as_it_says(self) -> LossConfig:
+        if self.name == "sapo" and self.aggregation != "seq-mean-token-mean":
+            raise ValueError(
+                f"verl's sapo weighs every rollout the same, and loss.aggregation is {self.aggregation}; give "
+                "loss.aggregation=seq-mean-token-mean"
+            )
+        return self
+
 
 class LoraConfig(Settings):
     rank: Annotated[int, VerlKey("actor_rollout_ref.model.lora_rank")] = Field(default=0, ge=0)

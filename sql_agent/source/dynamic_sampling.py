@@ -121,7 +121,8 @@ def credit_group(group: Sequence[Rollout], estimator: Credit, *, zeros: bool = T
         zeros: False: a group whose advantages are all 0 keeps None, so that it is not trained on.
     """
     rewards = [result.rewards for result in group]
-    by_turn, found = any(len(turns) > 1 for turns in rewards if turns), estimator(rewards)
+    found = estimator(rewards)
+    by_turn = any(len(advantages) > 1 for advantages in found if advantages)
     if not zeros and not any(any(advantages) for advantages in found if advantages):
         return
     for result, advantages in zip(group, found, strict=True):
@@ -142,16 +143,18 @@ def credit_groups(
     for group in groups:
         credit_group(group, estimator, zeros=zeros or whiten)
     if whiten:
-        _whiten([rollout for group in groups for rollout in group if rollout.advantage is not None])
+        _whiten([rollout for group in groups for rollout in group if rollout.advantage is not None], zeros=zeros)
 
 
-def _whiten(rollouts: Sequence[Rollout]) -> None:
+def _whiten(rollouts: Sequence[Rollout], *, zeros: bool) -> None:
     pairs = [(rollout, rollout.row) for rollout in rollouts if rollout.row is not None]
     credits = [c for _, row in pairs for c, sampled in zip(row.credit or (), row.sampled, strict=True) if sampled]
-    if len(credits) < 2:
-        return
-    mean, scale = fmean(credits), 1 / math.sqrt(variance(credits) + 1e-8)
+    equal = len({*credits}) < 2  # rounding would leave more than 0 of them
+    mean, scale = (0.0, 0.0) if equal else (fmean(credits), 1 / math.sqrt(variance(credits) + 1e-8))
     for rollout, row in pairs:
+        if equal and not zeros:
+            rollout.advantage = rollout.turn_advantages = None
+            continue
         turns = rollout.turn_advantages or [rollout.advantage or 0.0]
         whitened = [scale * (advantage - mean) for advantage in turns]
         rollout.advantage, rollout.row = whitened[0], row.credited(whitened)

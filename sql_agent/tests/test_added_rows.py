@@ -95,6 +95,12 @@ def test_every_loss_of_verls_can_be_named():
     assert {*VERLS.values(), *VERLS_ONLY} == core.POLICY_LOSS_REGISTRY.keys() - {"bypass_mode", "reinforce"}
 
 
+def test_a_loss_that_verl_averages_in_its_own_way_is_not_given_another():
+    with pytest.raises(ValueError, match=r"loss.aggregation is token-mean; give loss.aggregation=seq-mean-token-mean"):
+        load_config(None, ["loss.name=sapo"])
+    assert load_config(None, ["loss.name=sapo", "loss.aggregation=seq-mean-token-mean"]).loss.name == "sapo"
+
+
 @pytest.mark.parametrize("setting", ["loss.name=grop", "loss.estimator=grop"])
 def test_a_misspelt_row_is_refused_with_the_known_ones(setting):
     with pytest.raises(ValueError, match=r"unknown name 'shufled'; known: hardest_first, in_order, shuffled"):

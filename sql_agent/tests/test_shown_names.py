@@ -1,7 +1,6 @@
-"""References are learnt in the prompt's spelling. Of Spider's training queries 60 % name a column in another case."""
+"""References are learnt in the prompt's spelling. Of Spider's training queries 60 % spell a name in another case."""
 
 import json
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -33,13 +32,17 @@ TABLES = [
         "SELECT max(salary) ,  min( salary ) FROM employees WHERE hired  =  'A  b' ;",
         "SELECT max(Salary), min(Salary) FROM EMPLOYEES WHERE Hired = 'A  b'", id="even_blanks_but_not_in_a_text"),
     pytest.param(
-        "SELECT t1.salary FROM employees AS t1 JOIN visits t2 ON t1.emp_id=t2.emp_id",
-        "SELECT t1.Salary FROM EMPLOYEES AS t1 JOIN visits t2 ON t1.EMP_ID=t2.EMP_ID", id="the_first_tables_of_two"),
+        "SELECT t1.SALARY FROM employees AS t1 JOIN visits t2 ON t1.Emp_Id=t2.emp_id",
+        "SELECT t1.Salary FROM EMPLOYEES AS t1 JOIN visits t2 ON t1.EMP_ID=t2.emp_id", id="the_first_tables_of_two"),
     pytest.param("SELECT SALARY FROM visits", "SELECT salary FROM visits", id="of_tables_that_are_read"),
     pytest.param('SELECT "salary" FROM visits', 'SELECT "salary" FROM visits', id="a_quoted_name_stays"),
+    pytest.param("SELECT salary, `salary` FROM `employees`", "SELECT Salary, `salary` FROM `employees`",
+                 id="a_quoted_table"),
+    pytest.param("WITH salary(x) AS (SELECT 1 FROM employees) SELECT x FROM salary",
+                 "WITH salary(x) AS (SELECT 1 FROM employees) SELECT x FROM salary", id="tables_of_its_own"),
     pytest.param("SELECT salary FROM elsewhere", "SELECT salary FROM elsewhere", id="unknown_tables"),
     pytest.param("SELECT count(*), count FROM year ORDER BY year",
-                 "SELECT count(*), COUNT FROM Year ORDER BY Year", id="a_call_is_no_column"),
+                 "SELECT count(*), COUNT FROM year ORDER BY year", id="a_call_is_no_column"),
     pytest.param("SELECT CASE 1 WHEN 1 THEN salary END FROM employees",
                  "SELECT CASE 1 WHEN 1 THEN Salary END FROM EMPLOYEES", id="words_of_clauses"),
     pytest.param("SELECT\n  salary -- what they earn\nFROM visits", "SELECT salary FROM visits", id="comments"),
@@ -50,6 +53,17 @@ def test_names_are_spelled_as_the_prompt_shows_them(query, expected):
     assert as_shown(query, TABLES, SQLITE) == expected
 
 
+@pytest.mark.parametrize(("engine", "query", "tables"), [
+    pytest.param(MYSQL, "SELECT id FROM users", [table("Users", "id"), table("users", "id")], id="two_tables"),
+    pytest.param(MYSQL, "SELECT c.id FROM Address a JOIN city c ON a.City = c.id",
+                 [table("Address", "City"), table("city", "id")], id="a_table_and_a_column"),
+    pytest.param(SQLITE, "SELECT ä FROM t", [table("t", "Ä", "ä")], id="letters_whose_case_counts"),
+])  # fmt: skip
+def test_a_name_that_is_right_as_it_stands_stays(engine, query, tables):
+    """On a server of Linux the case of a table's name counts."""
+    assert as_shown(query, tables, engine) == query
+
+
 def test_a_server_is_asked_with_its_own_names():
     query = "SELECT `Salary`, SALARY, COUNT( * ) FROM visits WHERE salary > 3 AND emp_id = 'EMP_ID'"
     expected = "SELECT `Salary`, salary, COUNT(*) FROM visits WHERE salary > 3 AND emp_id = 'EMP_ID'"
@@ -58,14 +72,16 @@ def test_a_server_is_asked_with_its_own_names():
 
 @pytest.mark.slow  # plays 691 references
 def test_spiders_training_queries_find_what_they_found(tmp_path):
-    """Each is played and judged; those that are left out are left out as they are written too."""
+    """Each is played and judged; those alone are left out whose reference fails as it is written."""
     if not SPIDER.is_dir():
         pytest.skip(f"{SPIDER} is not there")
     rows = json.loads((SPIDER / "train.json").read_text())[::10]
     (tmp_path / "rows.json").write_text(json.dumps(rows))
     with TextToSql(SPIDER / "database") as environment:
-        found = reference_demonstrations(environment.read_tasks(tmp_path / "rows.json"), environment)
-    said = Counter(row["query"].strip() for row in rows)
+        tasks = environment.read_tasks(tmp_path / "rows.json")
+        found = reference_demonstrations(tasks, environment)
+        faults = [fault for task in tasks if (fault := environment.reference_fault(task))]
     learnt = [json.loads(each.messages[-1]["tool_calls"][0]["function"]["arguments"])["sql"] for each in found.kept]
-    assert len(found.kept) + found.left_out.total() == len(rows) and found.left_out.keys() <= {"sql_error"}
-    assert sum(sql not in said for sql in learnt) > 0.8 * len(learnt)
+    assert len(found.kept) == len(rows) - len(faults) == len(rows) - found.left_out.total()
+    said = {" ".join(row["query"].split()).replace(" ,", ",") for row in rows}
+    assert sum(sql not in said for sql in learnt) > 0.5 * len(learnt)

@@ -8,6 +8,7 @@ import pytest
 from dbbench_adapter.datatypes import Score
 from sql_agent.credit.grpo import GroupRelative
 from sql_agent.credit.reinforce import RewardToGo
+from sql_agent.credit.rloo import LeaveOneOut
 from sql_agent.credit.row import Turn, stitch
 from sql_agent.datatypes import FunctionReward, ScorerResult
 from sql_agent.rewards import summed_reward, without_function
@@ -82,11 +83,18 @@ def test_whitened_advantages_have_mean_0_and_std_1_over_the_sampled_tokens_of_th
     assert groups[0][0].row.credit == pytest.approx((0, 0, 1.61905, 1.61905, 0, 0, -0.09524), abs=1e-5)
 
 
-@pytest.mark.parametrize("rewards", [[1.0], [0.5, 0.5, 0.5]])
-def test_a_step_of_equal_credits_whitens_to_0(rewards):
-    group = [played("a", reward) for reward in rewards]
-    credit_groups([group], RewardToGo(), whiten=True)
-    assert [each.advantage for each in group] == [0.0] * len(group)
+@pytest.mark.parametrize("rewards", [[1.0], [0.1, 0.1, 0.1]])  # the mean of nine 0.1 is off by rounding
+def test_a_step_of_equal_credits_whitens_to_0_or_is_not_trained_on(rewards):
+    for zeros, advantage in ((True, 0.0), (False, None)):
+        group = [played("a", reward) for reward in rewards]
+        credit_groups([group], RewardToGo(), whiten=True, zeros=zeros)
+        assert [each.advantage for each in group] == [advantage] * len(group)
+
+
+def test_a_rollout_that_is_credited_whole_has_no_advantages_of_turns():
+    group = [played("a", 2.0, 1.0), played("a", 0.0)]
+    credit_groups([group], LeaveOneOut())
+    assert [(each.advantage, each.turn_advantages) for each in group] == [(3.0, None), (-3.0, None)]
 
 
 @pytest.mark.slow  # imports verl

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from dbbench_adapter.engines.engine import Engine, TableInfo
 
-# A column of such a name stands in quotes, so the bare word is never one.
+# Words that are a clause far more often than a column's name.
 _CLAUSES = frozenset({
     "all", "and", "as", "asc", "between", "by", "case", "cast", "cross", "desc", "distinct", "else", "end", "except",
     "exists", "from", "group", "having", "in", "inner", "intersect", "is", "join", "left", "like", "limit", "natural",
@@ -15,19 +15,20 @@ _CLAUSES = frozenset({
 
 
 def as_shown(query: str, tables: Sequence[TableInfo], engine: Engine) -> str:
-    """The query with the tables and columns that it reads in the schema's spelling, without comments.
+    """The query with the bare names of tables and columns in the schema's spelling, and without comments.
 
     People write `employee_id` where the schema has `EMPLOYEE_ID`. Both run, and their tokens have nothing in common, so
-    a policy could not learn to copy names from its prompt.
+    a policy could not learn to copy names from its prompt. A query that names tables of its own (WITH) keeps its words.
 
     Args:
-        tables: the database's.
+        tables: the database's. Where two spell a name differently, the one that the query has stays, or else the first
+            that the query names counts.
     """
     parts = list(engine.tokens(query))
-    words = {part.text.lower() for part in parts}
-    read = [table for table in tables if table.name.lower() in words]
+    words = {_folded(part.text.strip('`"[]')) for part in parts}
+    read = [] if "with" in words else [table for table in tables if _folded(table.name) in words]
     names = [name for table in read for name in (table.name, *(column.name for column in table.columns))]
-    spelled = {name.lower(): name for name in reversed(names) if name.lower() not in _CLAUSES}
+    spelled = {_folded(name): name for name in reversed(names) if _folded(name) not in _CLAUSES}
     text, blank = "", False
     for number, part in enumerate(parts):
         if part.kind == "blank":
@@ -36,6 +37,11 @@ def as_shown(query: str, tables: Sequence[TableInfo], engine: Engine) -> str:
         called = "".join(after.text for after in parts[number + 1 :][:2]).lstrip().startswith("(")
         close = part.text in (",", ";", ")") or text.endswith("(") or not text
         text += " " if (blank or text.endswith(",")) and not close else ""
-        text += part.text if called else spelled.get(part.text.lower(), part.text)
+        text += part.text if called or part.text in names else spelled.get(_folded(part.text), part.text)
         blank = False
     return text.rstrip("; ")
+
+
+def _folded(name: str) -> str:
+    """As SQLite compares names, where only the case of ASCII's letters is free."""
+    return "".join(letter.lower() if letter.isascii() else letter for letter in name)
