@@ -32,7 +32,7 @@ def printed() -> list[str]:
     dpo = after_dpo(
         DpoConfig(model_path="m", dataset=Path("pairs.jsonl"), output_dir=OUT), 135_000_000, cpu=False, is_adapter=True
     )
-    local = next_command(LocalGrpoConfig(run_dir=OUT, env="mine.py:Shop", train_file=Path("rows.jsonl")))
+    local = next_command(LocalGrpoConfig(run_dir=OUT, env="mine.py:Shop", train_file=Path("rows.jsonl")), 1)
     report = agentgrpo_command("report", OUT)
     return sorted({line for lines in (*sft, dpo, [local, report]) for line in lines})
 

@@ -37,8 +37,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 def run(cfg: Gsm8kGrpoConfig, folder: "RunFolder") -> None:
     from sql_agent.local.presets import Preset
 
-    train_local(cfg, Preset, choose, folder)
-    model = cfg.run_dir / f"epoch_{cfg.num_epochs}"
+    trainer = train_local(cfg, Preset, choose, folder)
+    model = cfg.run_dir / f"epoch_{trainer.epochs}"
     say(f"next: {agentgrpo_command('interactive', '--model', model)}")
 
 

@@ -51,8 +51,8 @@ def parse(argv: Sequence[str] | None = None) -> tuple[LocalGrpoConfig, bool]:
 def run(cfg: LocalGrpoConfig, folder: "RunFolder") -> None:
     from sql_agent.local.presets import Preset
 
-    train_local(cfg, Preset, choose, folder)
-    say(f"next: {next_command(cfg)}")
+    trainer = train_local(cfg, Preset, choose, folder)
+    say(f"next: {next_command(cfg, trainer.epochs)}")
 
 
 def choose(cfg: LocalGrpoConfig, environment: "Environment") -> "RunTasks":
@@ -158,10 +158,10 @@ def train_local(
     return trainer
 
 
-def next_command(cfg: LocalGrpoConfig) -> str:
-    """The command that talks with the trained agent about the same environment."""
+def next_command(cfg: LocalGrpoConfig, epochs: int) -> str:
+    """The command that talks with the agent about the same environment, as it is after so many epochs."""
     given = {
-        "model": cfg.run_dir / f"epoch_{cfg.num_epochs}",
+        "model": cfg.run_dir / f"epoch_{epochs}",
         "env": cfg.env_type,
         "database": cfg.database,
         "tasks": cfg.val_file or cfg.train_file,

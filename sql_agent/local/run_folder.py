@@ -112,7 +112,7 @@ def _set_random_state(state: dict[str, Any]) -> None:
 
 
 FREE = (
-    *("run_dir", "save_dir", "output_dir", "save_every", "training_callback"),
+    *("minutes", "run_dir", "save_dir", "output_dir", "save_every", "training_callback"),
     *("rollout_timeout_s", "learning_rate", "max_grad_norm", "micro_batch_tokens", "device", "gradient_checkpointing"),
     *("reward_timeout_s", "max_lost_fraction", "shared_prompts"),
     *(f"reward_model.{name}" for name in ("url", "timeout_s", "give_up_s")),

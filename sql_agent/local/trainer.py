@@ -23,6 +23,7 @@ from agentgrpo.durations import left
 from agentgrpo.hub import model_folder
 from agentgrpo.model_kinds import count_adapter_weights, count_weights
 from agentgrpo.outputs import DiskNeed
+from agentgrpo.run_folder import note_steps
 from sql_agent.environments.base import Environment
 from sql_agent.learning_rates import learning_rate_hint
 from sql_agent.local.datatypes import DivergedError, TrainerState, UnjudgedError
@@ -45,6 +46,8 @@ from sql_agent.source.stops import MAIN_JOB, last_line
 
 MAX_UNJUDGED = 3
 """Batches in a row without any verdict after which a run stops."""
+MEASURED = 2
+"""The batch after which a run of given minutes says how many fit; the first one warms up."""
 PROMPTS_MEASURED = 100
 """Training tasks whose prompts are used to estimate the memory of the run."""
 
@@ -89,6 +92,7 @@ class Trainer:
         )
         self._loop = asyncio.new_event_loop()  # `asyncio.run` would delay Ctrl-C until a batch is played
         self._means, self._saved = progress.means, progress.batches
+        self._started, self._planned, self._evaluation_s = time.perf_counter(), preset.num_batches, 0.0
         self._found: dict[str, float] = {}
 
     def train(self) -> None:
@@ -111,6 +115,11 @@ class Trainer:
             self._loop.run_until_complete(self._rewarder.aclose())
             self._loop.close()
 
+    @property
+    def epochs(self) -> int:
+        """The epochs that have begun."""
+        return -(-self.progress.batches // self._preset.batches_per_epoch)
+
     def _train(self) -> None:
         preset, progress = self._preset, self.progress
         if progress.batches == 0:
@@ -119,20 +128,33 @@ class Trainer:
         saves = SaveClock(preset.cfg.save_every)
         while progress.batches < preset.num_batches:
             self._batch()
-            epoch, inside = divmod(progress.batches, preset.batches_per_epoch)
-            if not inside:
+            ends = progress.batches == preset.num_batches
+            whole = not progress.batches % preset.batches_per_epoch
+            if whole or ends:
                 self._learner.flush()
                 if preset.writes_epochs:
-                    path = self.folder.finish(self.policy, f"epoch_{epoch}")
-                    self._say(f"adapter after epoch {epoch}: {path}")
+                    path = self.folder.finish(self.policy, f"epoch_{self.epochs}")
+                    self._say(f"adapter {'after' if whole else 'of a part of'} epoch {self.epochs}: {path}")
             if self._due(preset.evaluate_every):
                 self._evaluate()
-            if saves.is_due(progress.batches) or not inside or progress.batches == preset.num_batches:
+            if saves.is_due(progress.batches) or whole or ends:
                 self._save()
 
     def _due(self, every: int) -> bool:
         done = self.progress.batches
         return done == self._preset.num_batches or (every > 0 and done % every == 0)
+
+    def _plan(self, minutes: float) -> None:
+        """End with the last batch that fits into the minutes, before which an evaluation has its time."""
+        done, now = self.progress.batches, time.perf_counter()
+        batch_s = (now - self._began_at) / (done - self._began)
+        left_s = 60 * minutes - (now - self._started) - self._evaluation_s
+        planned = min(self._planned, done + max(0, int(left_s / batch_s)))
+        if planned != self._preset.num_batches:
+            self._preset.num_batches = planned
+            note_steps(self.folder.path, planned)
+        if done - self._began == MEASURED:
+            self._say(f"about {planned} of {self._planned} batches fit into {minutes:g} minutes")
 
     def _save(self) -> None:
         self.folder.save(self.progress.batches, self.policy, self._learner, asdict(self.progress))
@@ -168,6 +190,8 @@ class Trainer:
             **metrics,
         }
         self.folder.log(line)
+        if preset.cfg.minutes is not None:
+            self._plan(preset.cfg.minutes)
         rest = left(
             time.perf_counter() - self._began_at, progress.batches - self._began, preset.num_batches - self._began
         )
@@ -245,7 +269,8 @@ class Trainer:
         started, step = time.perf_counter(), self.progress.batches
         line, words = self._preset.evaluate(self.measure, step)
         found = {f"val/{name}": value for name, value in self._found.items() if self._preset.whole_lines}
-        self.folder.log({"train_step": step, **found, **line, "time/evaluate_s": time.perf_counter() - started})
+        self._evaluation_s = time.perf_counter() - started
+        self.folder.log({"train_step": step, **found, **line, "time/evaluate_s": self._evaluation_s})
         self._say(words)
 
     def measure(self, tasks: Sequence[Any], temperature: float = 0.0) -> list[Rollout]:

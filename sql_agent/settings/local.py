@@ -289,6 +289,9 @@ class LocalConfig(SamplingConfig, RewardSettings):
     """Tasks whose episodes are played side by side and then trained on together."""
     num_epochs: int = Field(default=1, ge=1)
     """Passes over the tasks."""
+    minutes: float | None = Field(default=None, gt=0)
+    """Most minutes of this start, with evaluations. After each batch the run plans as many as fit; the last one has its
+    evaluation, checkpoint and adapter. None: all epochs."""
     sampler: Annotated[str, known(SAMPLERS)] = "shuffled"
     """The order of the tasks of an epoch: shuffled (another one in each), in_order (that of the file), or another row
     of `sql_agent.names.SAMPLERS`."""

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from agentgrpo.machine import free_port
+from agentgrpo.run_folder import read_start
 from dbbench_adapter.datatypes import Score
 from sql_agent.datatypes import OWN_REWARD, RolloutRecord
 from sql_agent.environments.rows import RowTask
@@ -145,6 +146,44 @@ def test_a_run_plays_learns_and_writes_an_adapter_after_each_epoch(tmp_path, mon
     kept = [row for row in kept if not row["validate"]]
     assert len(kept) == 2 * 5 * 2
     assert [row["advantage"] for row in kept[:2]] == pytest.approx([0.7071, -0.7071], abs=1e-4)
+
+
+@pytest.mark.parametrize(("minutes", "batches", "fit"), [
+    # a batch takes 60 s, an evaluation 20 s, and the first one is over when batches begin
+    pytest.param(5.0, 4, "about 4 of 6 batches", id="in_the_second_epoch"),  # 20 + 4 x 60 + 20 s
+    pytest.param(4.6, 3, "about 3 of 6 batches", id="at_the_end_of_the_first"),
+    pytest.param(0.1, 1, None, id="one_batch_at_least"),
+    pytest.param(60.0, 6, "about 6 of 6 batches", id="all"),
+])  # fmt: skip
+def test_a_run_of_given_minutes_ends_with_the_last_batch_that_fits(tmp_path, monkeypatch, minutes, batches, fit):
+    """Its adapter, evaluation and checkpoint are there, and a report says that it is finished."""
+    world, clock = World(), Clock()
+    monkeypatch.setattr("sql_agent.local.trainer.time", clock)
+
+    def play(tasks, sampling):
+        clock.passed += 20.0 if sampling[0].temperature == 0 else 60.0
+        return World.play(world, tasks, sampling)
+
+    monkeypatch.setattr(world, "play", play)
+    folder, progress, said = run(tmp_path, monkeypatch, world, TASKS[:3], num_epochs=2, save_every=6, minutes=minutes)
+    assert progress.batches == batches
+    assert world.events[-2:] == ["greedy 3", f"checkpoint {batches}"]
+    assert read_trained_on(folder.path / f"epoch_{-(-batches // 3)}") == folder.trained_on
+    assert read_start(folder.path).get("steps", 6) == batches
+    assert [words for words in said if "fit into" in words] == ([f"{fit} fit into {minutes:g} minutes"] if fit else [])
+    assert any(f"adapter of a part of epoch {-(-batches // 3)}" in words for words in said) is bool(batches % 3)
+
+
+class Clock:
+    """`time` for a trainer whose episodes say themselves how long they take."""
+
+    passed = 0.0
+
+    def perf_counter(self):
+        return self.passed
+
+    def time(self):
+        return self.passed
 
 
 def test_what_teaches_nothing_or_cannot_be_judged_is_counted_and_shown(tmp_path, monkeypatch):

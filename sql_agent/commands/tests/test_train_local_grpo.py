@@ -269,7 +269,7 @@ def test_a_run_that_measures_needs_something_to_measure_on():
 
 def test_the_next_command_keeps_the_protocol():
     cfg = LocalGrpoConfig(model=ModelConfig(model_path="m"), env="dbbench", protocol="text")
-    assert next_command(cfg).endswith("--env dbbench --protocol text")
+    assert next_command(cfg, 1).endswith("--env dbbench --protocol text")
 
 
 def test_a_server_that_does_not_answer_is_named_by_its_flag():
