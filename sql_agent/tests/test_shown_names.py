@@ -33,7 +33,12 @@ TABLES = [
         "SELECT max(Salary), min(Salary) FROM EMPLOYEES WHERE Hired = 'A  b'", id="even_blanks_but_not_in_a_text"),
     pytest.param(
         "SELECT t1.SALARY FROM employees AS t1 JOIN visits t2 ON t1.Emp_Id=t2.emp_id",
-        "SELECT t1.Salary FROM EMPLOYEES AS t1 JOIN visits t2 ON t1.EMP_ID=t2.emp_id", id="the_first_tables_of_two"),
+        "SELECT T1.Salary FROM EMPLOYEES AS T1 JOIN visits t2 ON T1.EMP_ID=t2.emp_id", id="the_first_tables_of_two"),
+    pytest.param(
+        "SELECT VISITSalias1.EMP_ID FROM employees AS t2 , VISITS AS VISITSalias1 WHERE T2.hired = (SELECT 1)",
+        "SELECT T2.EMP_ID FROM EMPLOYEES AS T1, visits AS T2 WHERE T1.Hired = (SELECT 1)", id="aliases_in_their_order"),
+    pytest.param("SELECT t1, x.salary AS total FROM visits AS x", "SELECT t1, x.salary AS total FROM visits AS x",
+                 id="a_taken_alias_stays"),
     pytest.param("SELECT SALARY FROM visits", "SELECT salary FROM visits", id="of_tables_that_are_read"),
     pytest.param('SELECT "salary" FROM visits', 'SELECT "salary" FROM visits', id="a_quoted_name_stays"),
     pytest.param("SELECT salary, `salary` FROM `employees`", "SELECT Salary, `salary` FROM `employees`",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from dbbench_adapter.engines.engine import Engine, TableInfo
 
@@ -15,7 +15,8 @@ _CLAUSES = frozenset({
 
 
 def as_shown(query: str, tables: Sequence[TableInfo], engine: Engine) -> str:
-    """The query with the bare names of tables and columns in the schema's spelling, and without comments.
+    """The query with the bare names of tables and columns in the schema's spelling, without comments, and with T1, T2
+    for what it calls its tables (`AS`).
 
     People write `employee_id` where the schema has `EMPLOYEE_ID`. Both run, and their tokens have nothing in common, so
     a policy could not learn to copy names from its prompt. A query that names tables of its own (WITH) keeps its words.
@@ -29,6 +30,7 @@ def as_shown(query: str, tables: Sequence[TableInfo], engine: Engine) -> str:
     read = [] if "with" in words else [table for table in tables if _folded(table.name) in words]
     names = [name for table in read for name in (table.name, *(column.name for column in table.columns))]
     spelled = {_folded(name): name for name in reversed(names) if _folded(name) not in _CLAUSES}
+    spelled |= _aliases([_folded(part.text) for part in parts if part.kind != "blank"], read, spelled.keys())
     text, blank = "", False
     for number, part in enumerate(parts):
         if part.kind == "blank":
@@ -40,6 +42,18 @@ def as_shown(query: str, tables: Sequence[TableInfo], engine: Engine) -> str:
         text += part.text if called or part.text in names else spelled.get(_folded(part.text), part.text)
         blank = False
     return text.rstrip("; ")
+
+
+def _aliases(words: Sequence[str], read: Sequence[TableInfo], names: Collection[str]) -> dict[str, str]:
+    """T1, T2, ... by what a query calls its tables; empty if one of these words has another meaning there too."""
+    tables = {_folded(table.name) for table in read}
+    given = [
+        alias for name, word, alias in zip(words, words[1:], words[2:], strict=False) if name in tables and word == "as"
+    ]
+    aliases = {alias: f"T{number}" for number, alias in enumerate(dict.fromkeys(given), 1)}
+    others = {*words} - aliases.keys()
+    is_plain = all(alias.isidentifier() and alias not in names for alias in aliases)
+    return aliases if is_plain and not others & {each.lower() for each in aliases.values()} else {}
 
 
 def _folded(name: str) -> str:
