@@ -227,8 +227,6 @@ class Improvement:
     def _train_words(self, model: Path) -> list[str]:
         settings = [f"trainer.steps={MOST_STEPS}", f"trainer.val_every={MOST_STEPS}", f"seed={self._cfg.seed}"]
         settings += ["trainer.val_before_train=true", f"data.val_limit={MOST_HELD_OUT}"]
-        # one update a step: four of them, on one's own questions alone, lost held-out ones (doc/own_database.md)
-        settings += ["optim.mini_batch_size=null"]
         return [
             *("--model", str(model), *self._database, "--train-file", str(self._sampled_file)),
             *("--val-file", str(self._held_out), *config_flag(self._weights), "--set", *settings),
