@@ -116,7 +116,8 @@ def train_epochs(
     size = cfg.batch_size * cfg.gradient_accumulation_steps
     batches, per_epoch = -(-len(encoded) // cfg.batch_size), -(-len(encoded) // size)
     state = resume(checkpoint, policy, learner) if checkpoint else {"tokens": 0}
-    tokens, steps = state["tokens"], state.get("steps", cfg.num_epochs * per_epoch)
+    tokens, planned = state["tokens"], cfg.num_epochs * per_epoch
+    steps = state.get("steps", planned)
     log.begin(learner.steps, steps, policy.device.type)
     whole = steps / per_epoch * sum(len(one.ids) for one in encoded)
     progress = TokenProgress(round(whole) - tokens, steps - learner.steps)
@@ -137,12 +138,16 @@ def train_epochs(
         with progress.bar.external_write_mode():
             log.log(step, metrics, format_sft_metrics(metrics))
         progress.said()
-        if cfg.minutes is not None and step == MEASURED:
-            fit = updates_that_fit(cfg.minutes, log.seconds_passed, metrics["time/step_s"], step, steps)
-            print(f"{fit} of {steps} updates fit into {cfg.minutes:g} minutes", flush=True)
-            progress.shorten(fit / steps)
-            steps = log.steps = fit
-            note_steps(cfg.run_dir, steps)
+        # a resumed run goes on with the plan of its checkpoint
+        if cfg.minutes is not None and (step == MEASURED or (step > MEASURED and checkpoint is None)):
+            update_s = log.seconds_passed / (step - log.first_step)
+            fit = updates_that_fit(cfg.minutes, log.seconds_passed, update_s, step, planned)
+            if step == MEASURED:
+                print(f"{fit} of {planned} updates fit into {cfg.minutes:g} minutes", flush=True)
+            if fit != steps:
+                progress.shorten(fit / steps)
+                steps = log.steps = fit
+                note_steps(cfg.run_dir, steps)
         if saves.is_due(step) or step == steps:
             state = {"tokens": tokens, "steps": steps, "record": record}
             save_checkpoint(cfg.run_dir / CHECKPOINTS, step, policy, learner, state)
@@ -151,11 +156,12 @@ def train_epochs(
 
 
 MEASURED = 2
-"""The update whose time tells how many fit into `minutes`; in the first one kernels are compiled."""
+"""The update from which on the mean time tells how many fit into `minutes`."""
 
 
 def updates_that_fit(minutes: float, passed_s: float, update_s: float, done: int, planned: int) -> int:
-    return min(planned, done + max(1, int((60 * minutes - passed_s) / update_s)))
+    """One more than `MEASURED` at least, so that the learning rate falls."""
+    return min(planned, max(MEASURED + 1, done + max(0, int((60 * minutes - passed_s) / update_s))))
 
 
 QUIET_S = 30.0

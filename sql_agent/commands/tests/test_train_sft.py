@@ -18,6 +18,7 @@ from agentgrpo.checks import UsageError
 from agentgrpo.limited_fork import forked
 from agentgrpo.printed_commands import program_command
 from agentgrpo.run_folder import read_start
+from agentgrpo.training_run import RunLog
 from reward_model.tests.conftest import make_base
 from sql_agent.commands.sft import main
 from sql_agent.commands.tests.conftest import command, metrics
@@ -227,6 +228,24 @@ def test_an_epochs_order_keeps_related_conversations_in_a_batch_and_draws_the_re
 ])  # fmt: skip
 def test_as_many_updates_are_planned_as_fit(minutes, passed_s, update_s, updates):
     assert updates_that_fit(minutes, passed_s, update_s, 2, 200) == updates
+
+
+def test_the_plan_follows_updates_that_take_longer_than_the_first(base, rows, tmp_path, monkeypatch):
+    """On a busy machine the first two took 16 s each and the others 20, and 20 minutes became 24."""
+    run, policy = started(base, rows, tmp_path / "out", lora_r=0, batch_size=2, num_epochs=30, minutes=10)
+    took = iter([10.0, 10.0, *[50.0] * 300])
+    monkeypatch.setattr(RunLog, "seconds_passed", property(lambda log: log.passed))
+    monkeypatch.setattr(RunLog, "passed", 0.0, raising=False)
+
+    def timed(log, step):
+        log.passed += next(took)
+        return 0.0
+
+    monkeypatch.setattr(RunLog, "seconds_per_step", timed)
+    # after 2 updates 10 s each: 60 fit; 20 + 11 x 50 = 570 s, and one more would not fit
+    assert train_epochs(policy, run.encoded, run.cfg, {}, None) == 13
+    rates = [row["optim/learning_rate"] for row in metrics(tmp_path / "out")]
+    assert rates == sorted(rates, reverse=True) and rates[-1] == pytest.approx(2e-4 / 13)
 
 
 def test_a_run_with_few_minutes_ends_early_at_a_learning_rate_of_0(base, rows, tmp_path, capsys):
