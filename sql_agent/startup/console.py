@@ -101,9 +101,10 @@ class Console:
 
     def _plan(self, steps: int) -> None:
         if steps != self.steps:
-            self._print(
-                f"{'':11}the run ends with step {steps} of {self._most}, the last within {self._minutes:g} minutes"
-            )
+            if self.steps == self._most:  # the first plan; the steps' own lines show how it changes
+                self._print(
+                    f"{'':11}the run ends with step {steps} of {self._most}, the last within {self._minutes:g} minutes"
+                )
             self.steps = steps
             self._progress.plan(steps)
 

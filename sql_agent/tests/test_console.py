@@ -87,13 +87,13 @@ def test_a_run_that_learns_nothing_says_so_at_the_first_such_step_and_at_its_end
 def test_a_run_of_given_minutes_says_how_many_steps_fit(tmp_path, capsys):
     trainer = TrainerConfig(steps=20, val_every=0, save_every=0, minutes=5)
     shown = Console(tmp_path, trainer, "no-run", 0, updates=1, work=work(16))
-    for step, steps in ((1, 4), (2, 4)):
+    for step, steps in ((1, 4), (2, 5)):
         shown.show({"event": "step", "step": step, "steps": steps, "metrics": {"time/step_s": 60.0}})
     said = [line.strip() for line in capsys.readouterr().out.splitlines()]
     assert [line.partition("] ")[2] or line for line in said] == [
         "the run ends with step 4 of 20, the last within 5 minutes",
         "step 1/4  60.0 s ()  3 min left",
-        "step 2/4  60.0 s ()  2 min left",
+        "step 2/5  60.0 s ()  3 min left",
     ]
 
 
