@@ -3,8 +3,9 @@
     python -m sql_agent.tests.engine_worker MODEL PORT PRECISION PROMPT RESPONSE GROUPS REPEATS SHARED_PROMPTS
 
 Plays no episode: rows of random tokens, `GROUPS` groups of four rollouts, each a prompt of PROMPT tokens that its group
-shares, and a response of RESPONSE tokens of which every third is a tool's; one rollout is lost. The second rollout of a
-group has a second conversation, with a prompt of its own; the third has a branch, which goes on from its first turn.
+shares, half of it with the other groups, as questions about one schema do, and a response of RESPONSE tokens of which
+every third is a tool's; one rollout is lost. The second rollout of a group has a second conversation, with a prompt of
+its own; the third has a branch, which goes on from its first turn.
 
 Answers a line of JSON: the engine's class, whether the optimiser's step is fused, the largest difference of log-probs
 and entropies in nats, the largest relative one of a weight's gradient, seconds of CPU time both ways, what is resident
@@ -92,9 +93,8 @@ def main() -> None:
     started = time.process_time()
     values = [row and apart(alone, row, precision) for row in rows]
     tokens = sum(sum(row.sampled) for row in rows if row)
-    sum(
-        -(value[0] * weight).sum() / tokens for value, weight in zip(values, ADVANTAGES * groups, strict=True) if value
-    ).backward()
+    weighted = zip(values, ADVANTAGES * groups, strict=True)
+    sum(-(value[0] * weight).sum() / tokens for value, weight in weighted if value).backward()
     apart_s = time.process_time() - started
     answer = {
         "engine": type(engine).__name__,
@@ -139,8 +139,9 @@ def make_batch(
         return tuple(torch.randint(0, vocabulary, (count,), generator=generator).tolist())
 
     rows: list[Any] = []
+    schema = draw(prompt // 2)
     for _ in range(groups):
-        first, turn = draw(prompt), draw(response // 3)
+        first, turn = (*schema, *draw(prompt - len(schema))), draw(response // 3)
         for member in range(GROUP):
             own = draw(response - len(turn) - member)  # the first turn is alike, the lengths are not
             mask = tuple(int(i % 3 != 2) for i in range(len(turn) + len(own)))
