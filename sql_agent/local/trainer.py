@@ -47,7 +47,7 @@ from sql_agent.source.stops import MAIN_JOB, last_line
 MAX_UNJUDGED = 3
 """Batches in a row without any verdict after which a run stops."""
 MEASURED = 2
-"""The batch after which a run of given minutes says how many fit; the first one warms up."""
+"""The batch after which a run of given minutes says how many fit."""
 PROMPTS_MEASURED = 100
 """Training tasks whose prompts are used to estimate the memory of the run."""
 
@@ -145,7 +145,7 @@ class Trainer:
         return done == self._preset.num_batches or (every > 0 and done % every == 0)
 
     def _plan(self, minutes: float) -> None:
-        """End with the last batch that fits into the minutes, before which an evaluation has its time."""
+        """End with the last batch that fits into the minutes with the evaluation that follows it."""
         done, now = self.progress.batches, time.perf_counter()
         batch_s = (now - self._began_at) / (done - self._began)
         left_s = 60 * minutes - (now - self._started) - self._evaluation_s
