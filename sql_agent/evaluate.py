@@ -190,7 +190,7 @@ def write_predictions(folder: Path, tasks: Sequence[Question], records: Sequence
     asked = [task for task in tasks if task.query]
     folder.mkdir(parents=True, exist_ok=True)
     files = {
-        "predictions.sql": [_in_one_line(handed_in.get(task.id) or "none") for task in asked],
+        "predictions.sql": [_in_one_line(handed_in.get(task.id) or "") for task in asked],
         "gold.sql": [f"{_in_one_line(task.query or '')}\t{task.db_id}" for task in asked],
     }
     for name, lines in files.items():

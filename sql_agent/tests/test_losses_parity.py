@@ -151,7 +151,7 @@ def test_losses_that_bound_the_ratio_are_verls(name, verls, settings, high, seed
 
     batch, aggregation = Batch(seed), "seq-mean-token-mean"
     batch.mask[5:7] = False
-    advantages = batch.advantages.unsqueeze(1).expand(8, 9)
+    advantages = batch.advantages.unsqueeze(1) * torch.linspace(1, 2, 9)  # with rewards of turns they differ in a row
     config = verl_config(aggregation, clip_ratio_low=0.02, clip_ratio_high=high or 0.02, **settings)
     theirs, metrics = get_policy_loss_fn(verls)(batch.old, batch.new, advantages, batch.mask, aggregation, config)
     inputs = LossInputs(batch.new, batch.old, advantages, batch.mask)

@@ -1,6 +1,8 @@
 """References are learnt in the prompt's spelling. Of Spider's training queries 60 % spell a name in another case."""
 
 import json
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -73,6 +75,17 @@ def test_a_server_is_asked_with_its_own_names():
     query = "SELECT `Salary`, SALARY, COUNT( * ) FROM visits WHERE salary > 3 AND emp_id = 'EMP_ID'"
     expected = "SELECT `Salary`, salary, COUNT(*) FROM visits WHERE salary > 3 AND emp_id = 'EMP_ID'"
     assert as_shown(query, TABLES, MYSQL) == expected
+
+
+def test_a_task_that_changes_data_is_learnt_as_it_is_written(tmp_path):
+    with closing(sqlite3.connect(tmp_path / "fish.db")) as connection:
+        connection.execute("CREATE TABLE Fish (Name TEXT)")
+    queries = ["SELECT NAME FROM fish", "UPDATE fish SET NAME = 'x'"]
+    (tmp_path / "rows.json").write_text(json.dumps([{"question": f"{query}?", "query": query} for query in queries]))
+    with TextToSql(tmp_path / "fish.db") as environment:
+        replies = [environment.reference_replies(task) for task in environment.read_tasks(tmp_path / "rows.json")]
+    learnt = [json.loads(reply["tool_calls"][0]["function"]["arguments"])["sql"] for (reply,) in replies]
+    assert learnt == ["SELECT Name FROM Fish", "UPDATE fish SET NAME = 'x'"]
 
 
 @pytest.mark.slow  # plays 691 references
