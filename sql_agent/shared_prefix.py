@@ -5,21 +5,21 @@ Leaves out capped scores.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from sql_agent.matmul_onednn import matmul_onednn
-from sql_agent.packed_rows import Segment
+from sql_agent.packed_rows import Segment, ends_of
 
-SCORES = 2**18
-"""Scores that exist at a time: 1 MiB in float32, which a core's cache holds."""
-SMALL = 2**24
+SCORES = 2**22
+"""Scores that exist at a time: 16 MiB in float32. Smaller blocks take more calls, larger ones leave the cache."""
+LARGE = 2**22
+"""Multiplications from which on oneDNN is faster than MKL, whose calls cost less."""
+SMALL = 2**21
 """Multiplications of queries and keys below which torch's attention is faster: it is one call a segment."""
 MOST_COPIED = 8
 """Tokens whose keys torch's attention copies for each segment, and autograd keeps, as a multiple of the sequence."""
@@ -121,9 +121,11 @@ def _by_torch(
 class SegmentsAttention(torch.autograd.Function):
     """Attention of packed rows: `apply(query, key, value, segments, scale, window)`, shape (heads, L, E).
 
-    torch's kernel for CPUs (`_scaled_dot_product_flash_attention_for_cpu`) multiplies small blocks by MKL, and takes
-    three to four times as long on an AMD EPYC. Here the scores and their gradients are float32 and all other products
-    in the dtype of `query`, as there. Scores are computed twice and never kept.
+    A token's scores stand by the position of what it sees in its row, so that one softmax serves all tokens of a block,
+    and the tokens that see a segment, which follow one another, are multiplied with it at once. Everything is added up
+    in float32. Scores are computed twice and never kept.
+
+    torch's kernel for CPUs (`_scaled_dot_product_flash_attention_for_cpu`) takes three to five times as long backward.
 
     Args:
         query: shape (heads, L, D).
@@ -143,98 +145,138 @@ class SegmentsAttention(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(query, key, value)
         ctx.segments, ctx.scale, ctx.window = segments, scale, window
-        attended = query.new_empty(*query.shape[:2], value.shape[-1])
-        exact_query, exact_key = _exact(query) * scale, _exact(key)
-        for segment, places in _places(segments):
-            keys, values = (_seen(each, places) for each in (exact_key, value))
-            for heads, rows, head, seen in _blocks(segment, len(query) // len(key), len(key), window):
-                weights = _weights(exact_query[heads, rows], keys[head, seen], window)
-                own = matmul_onednn(weights.to(value.dtype), values[head, seen])
-                attended[heads, rows] = own.view(-1, rows.stop - rows.start, own.shape[-1])
-        return attended
+        group, precision = len(query) // len(key), _precision(query)
+        queries, keys, values = _by_token(query, group), _exact(key), _exact(value)
+        attended = queries.new_zeros(*queries.shape[:2], value.shape[-1])
+        for rows, width, places in _blocks(segments, group):
+            mask = _mask(segments, rows, width, window, queries)
+            for head in range(len(keys)):
+                weights = _weights(queries[head], keys[head], places, mask, scale, precision)
+                for place in places:
+                    _add_product(
+                        attended[head, place.rows],
+                        weights[place.own, place.columns],
+                        values[head, place.keys],
+                        precision,
+                    )
+        return _by_head(attended, group).to(value.dtype)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None, None]:
         query, key, value = ctx.saved_tensors
-        exact_query, exact_key, exact_value, exact_gradient = map(_exact, (query, key, value, gradient))
-        exact_query = exact_query * ctx.scale
-        to_query = torch.empty_like(query)
-        to_key, to_value = torch.zeros_like(exact_key), torch.zeros_like(exact_value)
-        for segment, places in _places(ctx.segments):
-            keys, exact_keys, exact_values = (_seen(each, places) for each in (key, exact_key, exact_value))
-            to_keys, to_values = torch.zeros_like(exact_keys), torch.zeros_like(exact_values)
-            for heads, rows, head, seen in _blocks(segment, len(query) // len(key), len(key), ctx.window):
-                weights = _weights(exact_query[heads, rows], exact_keys[head, seen], ctx.window)
-                to_values[head, seen] += matmul_onednn(weights.to(value.dtype).t(), _flat(gradient[heads, rows]))
-                to_weights = matmul_onednn(_flat(exact_gradient[heads, rows]), exact_values[head, seen].t())
-                to_scores = torch.ops.aten._softmax_backward_data(to_weights, weights, -1, weights.dtype)
-                to_scores = to_scores.mul_(ctx.scale).to(query.dtype)
-                to_query[heads, rows] = matmul_onednn(to_scores, keys[head, seen]).view_as(query[heads, rows])
-                to_keys[head, seen] += matmul_onednn(to_scores.t(), _flat(query[heads, rows]))
-            start = 0
-            for place in places:
-                end = start + place.stop - place.start
-                to_key[:, place] += to_keys[:, start:end]
-                to_value[:, place] += to_values[:, start:end]
-                start = end
-        return to_query, to_key.to(key.dtype), to_value.to(value.dtype), None, None, None
+        group, scale, precision = len(query) // len(key), ctx.scale, _precision(query)
+        queries, keys, values = _by_token(query, group), _exact(key), _exact(value)
+        gradients = _by_token(gradient, group)
+        to_queries, to_keys, to_values = map(torch.zeros_like, (queries, keys, values))
+        for rows, width, places in _blocks(ctx.segments, group):
+            mask = _mask(ctx.segments, rows, width, ctx.window, queries)
+            for head in range(len(keys)):
+                weights = _weights(queries[head], keys[head], places, mask, scale, precision)
+                to_scores = torch.zeros_like(weights)
+                for place in places:
+                    above = gradients[head, place.rows]
+                    _add_product(to_scores[place.own, place.columns], above, values[head, place.keys].t(), precision)
+                    seen = weights[place.own, place.columns].t()
+                    _add_product(to_values[head, place.keys], seen, above, precision)
+                to_scores = torch.ops.aten._softmax_backward_data(to_scores, weights, -1, weights.dtype)
+                for place in places:
+                    own = to_scores[place.own, place.columns]
+                    _add_product(to_queries[head, place.rows], own, keys[head, place.keys], precision, scale)
+                    _add_product(to_keys[head, place.keys], own.t(), queries[head, place.rows], precision, scale)
+        return (
+            _by_head(to_queries, group).to(query.dtype),
+            to_keys.to(key.dtype),
+            to_values.to(value.dtype),
+            None,
+            None,
+            None,
+        )
 
 
 def _exact(states: Tensor) -> Tensor:
     return states.to(torch.promote_types(torch.float32, states.dtype))
 
 
-def _flat(states: Tensor) -> Tensor:
-    return states.reshape(-1, states.shape[-1])
+def _by_token(states: Tensor, group: int) -> Tensor:
+    """Put the heads that share keys beside one another: (heads, L, D) to (kv_heads, L * group, D)."""
+    heads, length, width = states.shape
+    by_token = _exact(states).view(heads // group, group, length, width).transpose(1, 2)
+    return by_token.reshape(heads // group, length * group, width)
 
 
-def _places(segments: tuple[Segment, ...]) -> Iterator[tuple[Segment, list[slice]]]:
-    """Yield each segment, and where the tokens that it sees stand in the sequence, itself last."""
-    for segment in segments:
-        seen = [*(segments[number] for number in segment.ancestors), segment]
-        yield segment, [slice(each.start, each.start + each.length) for each in seen]
+def _by_head(states: Tensor, group: int) -> Tensor:
+    """The inverse of `_by_token`."""
+    kv_heads, rows, width = states.shape
+    return states.view(kv_heads, rows // group, group, width).transpose(1, 2).reshape(-1, rows // group, width)
 
 
-def _seen(states: Tensor, places: list[slice]) -> Tensor:
-    return torch.cat([states[:, place] for place in places], 1)
+class _Place(NamedTuple):
+    """Where tokens that see a segment meet it."""
+
+    rows: slice
+    """The tokens, among all of them times the group."""
+    own: slice
+    """The same, counted from the beginning of the block."""
+    columns: slice
+    """The positions of the segment's tokens in its rows."""
+    keys: slice
+    """The segment's tokens in the sequence."""
 
 
-def _blocks(
-    segment: Segment, group: int, kv_heads: int, window: int | None
-) -> Iterator[tuple[slice, slice, int, slice]]:
-    """Yield the heads and rows of blocks of queries, about equally long, the head of their keys, and the tokens that
-    the block sees, by their position in the row."""
-    scores = group * segment.length * (segment.depth + segment.length)
-    rows = math.ceil(segment.length / max(1, round(scores / SCORES)))
-    for head in range(kv_heads):
-        for start in range(0, segment.length, rows):
-            end = min(start + rows, segment.length)
-            place = slice(segment.start + start, segment.start + end)
-            first = 0 if window is None else max(0, segment.depth + start - window + 1)
-            yield slice(head * group, (head + 1) * group), place, head, slice(first, segment.depth + end)
+def _blocks(segments: tuple[Segment, ...], group: int) -> Iterator[tuple[range, int, list[_Place]]]:
+    """Yield the tokens of each block, the positions that they see, and its places."""
+    length = segments[-1].start + segments[-1].length
+    widest = max(segment.depth + segment.length for segment in segments)
+    count = math.ceil(length / max(1, SCORES // (group * widest)))
+    size = math.ceil(length / count)
+    ends = ends_of(segments)
+    for first in range(0, length, size):
+        last = min(first + size, length)
+        places = []
+        for segment, end in zip(segments, ends, strict=True):
+            start, stop = max(first, segment.start), min(last, end)
+            if start < stop:
+                seen = min(segment.length, stop - segment.start)
+                rows = slice(start * group, stop * group)
+                own = slice((start - first) * group, (stop - first) * group)
+                columns = slice(segment.depth, segment.depth + seen)
+                places.append(_Place(rows, own, columns, slice(segment.start, segment.start + seen)))
+        yield range(first, last), max(place.columns.stop for place in places), places
 
 
-def _weights(queries: Tensor, keys: Tensor, window: int | None) -> Tensor:
-    """What each of the last R tokens gives to each of M, shape (group * R, M).
+def _mask(segments: tuple[Segment, ...], rows: range, width: int, window: int | None, like: Tensor) -> Tensor:
+    """-inf where a token does not see a position, else 0, shape (rows, width)."""
+    positions = torch.cat([torch.arange(each.depth, each.depth + each.length) for each in segments])
+    own, seen = positions[rows.start : rows.stop, None], torch.arange(width)
+    hidden = seen > own
+    if window is not None:
+        hidden |= seen <= own - window
+    return like.new_zeros(len(rows), width).masked_fill_(hidden, -torch.inf)
 
-    Args:
-        queries: shape (group, R, D), times the scale.
-        keys: shape (M, D).
-    """
-    group, rows, _ = queries.shape
-    scores = matmul_onednn(_flat(queries), keys.t())
-    by_head = scores.view(group, rows, -1)
-    by_head[..., -rows:] += _later(rows, scores.dtype, scores.device)
-    if window is not None and window < len(keys):
-        by_head += _far(rows, len(keys), window, scores.dtype, scores.device)
+
+def _weights(
+    queries: Tensor, keys: Tensor, places: list[_Place], mask: Tensor, scale: float, precision: str | None
+) -> Tensor:
+    """What each token of a block gives to each position, shape (rows * group, width)."""
+    group = (places[-1].own.stop) // len(mask)
+    scores = mask.repeat_interleave(group, 0)
+    for place in places:
+        _add_product(scores[place.own, place.columns], queries[place.rows], keys[place.keys].t(), precision, scale)
     return scores.softmax(-1)
 
 
-@functools.lru_cache(maxsize=32)
-def _later(rows: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    return torch.full((rows, rows), -torch.inf, dtype=dtype, device=device).triu(1)
+def _precision(states: Tensor) -> str | None:
+    return "bf16" if states.dtype is torch.bfloat16 else None
 
 
-@functools.lru_cache(maxsize=32)
-def _far(rows: int, keys: int, window: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    return torch.full((rows, keys), -torch.inf, dtype=dtype, device=device).tril(keys - rows - window)
+def _add_product(into: Tensor, a: Tensor, b: Tensor, precision: str | None, scale: float = 1.0) -> None:
+    """Add `scale * a @ b`; a large product's factors are rounded to `precision`, and it is added up in float32."""
+    if precision is None or a.numel() * b.shape[1] < LARGE:
+        into.addmm_(a, b, alpha=scale)
+        return
+    products = torch.backends.mkldnn.matmul
+    before, products.fp32_precision = products.fp32_precision, precision
+    try:
+        into.addmm_(a, b, alpha=scale)
+    finally:
+        products.fp32_precision = before

@@ -103,8 +103,9 @@ def test_long_segments_attend_as_torch_lets_short_ones_and_their_gradients_are_t
     assert not torch.equal(found[1][0], found[0][0])  # two ways indeed
 
 
+@pytest.mark.parametrize("large", [0, 2**60])
 @pytest.mark.parametrize(("dtype", "close"), [(torch.float32, 1e-6), (torch.bfloat16, 4e-3)])
-def test_long_segments_in_the_precisions_of_training(dtype, close, monkeypatch):
+def test_long_segments_in_the_precisions_of_training(dtype, close, large, monkeypatch):
     """bfloat16 keeps 8 bits of a number; the scores and what is added up are float32. Scores of up to 30 would be off
     by up to 0.06 in bfloat16, and what is attended by 9e-3."""
     packed = pack_rows([[*range(60), 100 + row, *range(40)] for row in range(3)])
@@ -115,6 +116,8 @@ def test_long_segments_in_the_precisions_of_training(dtype, close, monkeypatch):
     states[0] *= 8
     weights = torch.randn(1, length, 6, 16, generator=generator)
     monkeypatch.setattr(shared_prefix, "SMALL", 0)
+    monkeypatch.setattr(shared_prefix, "LARGE", large)
+    precision = torch.backends.mkldnn.matmul.fp32_precision
     found = []
     for exactly in (torch.float64, dtype):
         own = [each.to(exactly).transpose(1, 2).requires_grad_() for each in states]
@@ -123,6 +126,7 @@ def test_long_segments_in_the_precisions_of_training(dtype, close, monkeypatch):
         found.append((attended, *torch.autograd.grad((attended * weights).sum(), own)))
     for exact, ours in zip(*found, strict=True):
         assert (ours.double() - exact).norm() <= close * exact.norm()
+    assert torch.backends.mkldnn.matmul.fp32_precision == precision
 
 
 def test_under_autocast_long_segments_are_bfloat16_as_torch_makes_short_ones(monkeypatch):
@@ -147,26 +151,16 @@ def test_under_autocast_long_segments_are_bfloat16_as_torch_makes_short_ones(mon
         assert (ours.double() - torchs.double()).norm() <= 1e-2 * torchs.double().norm()
 
 
-def blocks_of(segment, window=None):
-    return [*shared_prefix._blocks(segment, group=2, kv_heads=3, window=window)]
-
-
 def test_scores_exist_a_block_at_a_time(monkeypatch):
-    """Four rows of two heads that see two tokens before them have 2 x 4 x 6 = 48 scores."""
+    """Six tokens of two heads see up to six positions: 72 scores, 24 at a time are two tokens."""
     monkeypatch.setattr(shared_prefix, "SCORES", 24)
-    first, second, third = slice(0, 2), slice(2, 4), slice(4, 6)
-    assert blocks_of(Segment(start=5, length=4, depth=2, ancestors=(0,))) == [
-        block
-        for number, heads in enumerate((first, second, third))
-        for block in ((heads, slice(5, 7), number, slice(0, 4)), (heads, slice(7, 9), number, slice(0, 6)))
+    prompt, response = Segment(0, 2, 0, ()), Segment(2, 4, 2, (0,))
+    first, whole = slice(0, 2), slice(0, 4)
+    assert [*shared_prefix._blocks((prompt, response), group=2)] == [
+        (range(0, 2), 2, [(slice(0, 4), whole, first, first)]),
+        (range(2, 4), 4, [(slice(4, 8), whole, first, first), (slice(4, 8), whole, slice(2, 4), slice(2, 4))]),
+        (range(4, 6), 6, [(slice(8, 12), whole, first, first), (slice(8, 12), whole, slice(2, 6), slice(2, 6))]),
     ]
-
-
-def test_a_block_does_not_read_what_is_beyond_its_window(monkeypatch):
-    """The first of the rows 4 and 5 sees 3 and itself."""
-    monkeypatch.setattr(shared_prefix, "SCORES", 24)
-    *_, (_, rows, _, seen) = blocks_of(Segment(start=5, length=4, depth=2, ancestors=(0,)), window=2)
-    assert (rows, seen) == (slice(7, 9), slice(3, 6))
 
 
 def test_many_short_rows_do_not_copy_the_keys_of_their_prompt(monkeypatch):
