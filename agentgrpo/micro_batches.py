@@ -27,16 +27,17 @@ def micro_batch_tokens(asked: int | None, device: str, on_cpu: int = ON_CPU) -> 
 def pass_for_rows(longest: int, device: str, holds: Callable[[int], bool], on_cpu: int = ON_CPU) -> int:
     """The tokens of a pass where none are asked for, so that the longest row is not computed twice.
 
-    On a CPU it leaves room for what other rows add to a beginning that they share with it. With less memory the row
-    stands alone, and with less still the device's default is kept, and longer rows are computed twice.
+    On a CPU it is twice the default, so that few batches compute a beginning that their rows share in two passes; or
+    more, to leave room for what other rows add to the longest. With less memory the longest row stands alone, and with
+    less still the device's default is kept, and longer rows are computed twice.
 
     Args:
         longest: tokens of the longest row.
         holds: whether memory holds a pass of so many tokens.
     """
     usual = micro_batch_tokens(None, device, on_cpu)
-    wanted = (longest + ON_CPU, longest) if device == "cpu" else (longest,)
-    return next((tokens for tokens in wanted if tokens > usual and holds(tokens)), usual)
+    wanted = (longest, longest + ON_CPU, 2 * usual) if device == "cpu" else (longest,)
+    return next((tokens for tokens in sorted(wanted, reverse=True) if tokens > usual and holds(tokens)), usual)
 
 
 def short_pass(tokens: int, longest: int, given: bool) -> str | None:
@@ -82,22 +83,6 @@ def return_freed_memory() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
-
-
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, LARGEST_OF_THE_HEAP = -1, -3, 32 * 2**20
-
-
-def keep_freed_memory() -> None:
-    """Have glibc keep freed tensors of up to 32 MiB for the next ones, rather than give them back to the system.
-
-    In a virtual machine a page that comes anew from the system costs up to 7 microseconds: 0.6 to 2.4 million of them
-    were a fifth to two fifths of an update of 135 M weights, for 4 % less memory. On other systems (musl, macOS) it
-    does nothing.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(M_MMAP_THRESHOLD, LARGEST_OF_THE_HEAP)
-        mallopt(M_TRIM_THRESHOLD, -1)
 
 
 @contextmanager

@@ -274,7 +274,7 @@ def _add_product(into: Tensor, a: Tensor, b: Tensor, precision: str | None, scal
     if precision is None or a.numel() * b.shape[1] < LARGE:
         into.addmm_(a, b, alpha=scale)
         return
-    products = torch.backends.mkldnn.matmul
+    products: Any = torch.backends.mkldnn.matmul  # pyright: ignore[reportAttributeAccessIssue]
     before, products.fp32_precision = products.fp32_precision, precision
     try:
         into.addmm_(a, b, alpha=scale)

@@ -42,8 +42,10 @@ def test_a_pass_is_sized_to_the_longest_row_as_far_as_memory_holds_it():
     def always(_):
         return True
 
-    assert pass_for_rows(800, "cpu", always, ON_CPU_SHARED) == 2048  # 800 + 1,024 are less
-    assert pass_for_rows(2150, "cpu", always, ON_CPU_SHARED) == 2150 + 1024
+    assert pass_for_rows(800, "cpu", always, ON_CPU_SHARED) == 4096  # twice the default
+    assert pass_for_rows(800, "cpu", lambda tokens: tokens < 3000, ON_CPU_SHARED) == 2048  # 800 + 1,024 are less
+    assert pass_for_rows(3150, "cpu", always, ON_CPU_SHARED) == 3150 + 1024
+    assert pass_for_rows(2150, "cpu", lambda tokens: tokens < 4000, ON_CPU_SHARED) == 2150 + 1024
     assert pass_for_rows(2150, "cpu", lambda tokens: tokens < 3000, ON_CPU_SHARED) == 2150  # the row alone
     assert pass_for_rows(2150, "cpu", lambda tokens: False, ON_CPU_SHARED) == 2048  # it is computed twice
     assert pass_for_rows(2150, "cuda", always) == 4096

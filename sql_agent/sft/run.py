@@ -19,7 +19,7 @@ from agentgrpo.chat.template import ChatTemplate
 from agentgrpo.checkpoints import CHECKPOINTS, MANIFEST
 from agentgrpo.checks import UsageError
 from agentgrpo.flags import dashed
-from agentgrpo.micro_batches import ON_CPU_SHARED, keep_freed_memory, pass_for_rows, short_pass
+from agentgrpo.micro_batches import ON_CPU_SHARED, pass_for_rows, short_pass
 from agentgrpo.model_kinds import count_weights
 from agentgrpo.outputs import failures_of_the_disk
 from agentgrpo.printed_commands import agentgrpo_command
@@ -105,8 +105,6 @@ def train_sft(run: SftRun, say: Say = print) -> None:
         UsageError: a loss is not finite, or the disk fails.
     """
     cfg, start = run.cfg, run.start
-    if start.device == "cpu":
-        keep_freed_memory()
     model = load_trainable(start.model, start.base, all_weights=start.trains_all_weights, device=start.device)
     tokens = choose_pass_tokens(cfg, start, max(len(one.ids) for one in run.encoded), say)
     policy = trained_policy(model, start, cfg, tokens)

@@ -21,6 +21,7 @@ from transformers.trainer_utils import align_special_tokens
 from agentgrpo.chat.replies import EncodedReplies
 from agentgrpo.checkpoints import CHECKPOINTS, SaveClock
 from agentgrpo.durations import left
+from agentgrpo.micro_batches import return_freed_memory
 from agentgrpo.run_folder import note_steps
 from agentgrpo.training_run import RunLog, check_finite
 from sql_agent.credit.row import Row
@@ -85,6 +86,7 @@ class CrossEntropy(Learner):
         }
 
     def _loss_of(self, rows: Rows, weights: torch.Tensor, temperature: float) -> tuple[torch.Tensor, LossStats]:
+        return_freed_memory()
         scores = self._policy.scores(rows)
         self._likeliest += int(scores.is_top1.sum())
         self._entropy += float(scores.entropy.sum())
