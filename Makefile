@@ -20,7 +20,7 @@ demo-small: setup  ## the same chain with a small policy on generated tasks (two
 demo-pretrained: setup  ## fine-tune and train a pretrained model on LifelongAgentBench, hours on two cores: DBBENCH_DATA=FOLDER make demo-pretrained
 	@bash scripts/demo.sh --pretrained
 
-gpu-check:  ## what works on this machine's GPU, ten minutes, one page to send back; WHEELS=FOLDER installs without a network
+gpu-check:  ## what works on this machine's GPU and which sizes fit, one page to send back; WHEELS=FOLDER installs without a network
 	@bash scripts/gpu_check.sh
 
 test:  ## run every test, the end-to-end runs included

@@ -1,10 +1,10 @@
 """What works on this machine's GPU? `make gpu-check`, or `python -m bench.gpu_check --model MODEL`.
 
 It imports the packages, tries attention and vLLM, trains two steps of a small model with a SIGKILL between them and one
-step with LoRA, compares the probabilities of sampler and trainer, and the memory with its estimate, and writes one
-page, anew after each stage. A stage that fails, or takes longer than its limit, does not stop the next one. The exit
-status is 0 if all passed, 1 if not, and 2 if there is no GPU. `--device cpu` does the same on a CPU, which tries the
-check itself.
+step with LoRA, compares the probabilities of sampler and trainer, and the memory with its estimate. Then it trains a
+step of models with random weights, of 0.5 to 7 billion: what fits, and how long it takes. It writes one page, anew
+after each stage. A stage that fails, or takes longer than its limit, does not stop the next one. The exit status is 0
+if all passed, 1 if not, and 2 if there is no GPU. `--device cpu` does the same on a CPU, which tries the check itself.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from agentgrpo.outputs import named_path
 from agentgrpo.processes import wait_until_gone
 from agentgrpo.run_folder import METRICS, earlier_steps
 from bench.parts.gpu_stages import Stage, run, write_page
+from bench.parts.random_model import SHAPES
 from sql_agent.names import TINY_POLICY
 from sql_agent.settings.load import load_config
 from sql_agent.startup.machine import available_memory_gib, check_installed, installed_versions
@@ -53,6 +54,9 @@ SETTINGS = (
     "trainer.save_every=1",
 )
 GONE_S = 30.0
+# The largest first, then what differs most from it; a stage before may have taken the time.
+SIZES = ("7B lora", "1.5B all", "3B lora", "0.5B all", "1.5B lora", "0.5B lora")
+WHAT_IS_TRAINED = {"lora": "LoRA", "all": "all weights"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -60,14 +64,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", choices=("gpu", "cpu"), default="gpu", help="cpu tries the check itself")
     parser.add_argument("--model", type=named_path, default=TINY_POLICY, help="folder; default: the small policy")
     parser.add_argument("--run-dir", type=named_path, help="new folder for page, logs and runs")
+    choices = [f"{shape} {trained}" for shape in SHAPES for trained in WHAT_IS_TRAINED]
+    parser.add_argument(
+        "--sizes",
+        nargs="*",
+        choices=choices,
+        metavar="'SIZE lora|all'",
+        help=f"models with random weights to train, of {', '.join(SHAPES)}; default: {', '.join(SIZES)}; none on a CPU",
+    )
     args = parser.parse_args(argv)
     if args.device == "gpu" and not count_gpus():
         print("error: nvidia-smi finds no GPU here; run this on a machine with one", file=sys.stderr)
         return 2
+    sizes = args.sizes if args.sizes is not None else SIZES if args.device == "gpu" else ()
     folder = args.run_dir or Path("runs") / time.strftime("gpu-check-%Y%m%d-%H%M%S")
     folder.mkdir(parents=True)
     page, results, used = folder / "gpu-check.md", [], _used if args.device == "gpu" else None
-    stages = stages_of(args.device, args.model, folder)
+    stages = [*stages_of(args.device, args.model, folder), *stages_of_sizes(args.device, args.model, folder, sizes)]
     machine, gpus = machine_of(args.device), gpus_of(cpu=args.device == "cpu")  # a stage may hang the driver
     title = f"{time.strftime('%Y-%m-%d')}, commit {git_commit()}, --device {args.device}, model {args.model.name}"
     for stage in stages:
@@ -77,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"  {results[-1].state} after {results[-1].seconds:.0f} s {results[-1].why}", flush=True)
         if stage.kill_at is not None:
             _wait_for_the_killed(folder / "all-weights")
-        steps, estimates = steps_of(folder), estimates_of(args.model, gpus)
+        steps, estimates = steps_of(folder, sizes), estimates_of(args.model, folder, sizes, gpus)
         page.write_text(write_page(f"GPU check, {title}", machine, results, steps, estimates, len(stages)))
     print(f"the page: {page}")
     return int(any(result.state != "ok" for result in results))
@@ -91,8 +104,7 @@ def stages_of(device: str, model: Path, folder: Path) -> list[Stage]:
     policy = [sys.executable, "-m", "agentgrpo", "tiny-policy", "--output", str(model)]
 
     def trained(run_dir: Path, *flags: str) -> list[str]:
-        where = ["--device", device, "--model", str(model), "--run-dir", str(run_dir)]
-        return [sys.executable, "-m", "agentgrpo", "train", *where, *flags]
+        return _train(device, model, run_dir, *flags)
 
     two, one = ("--set", *SETTINGS, "trainer.steps=2"), ("--lora", "--set", *SETTINGS, "trainer.steps=1")
     make = [Stage("small policy", policy, 300, lambda _: {})] if model == TINY_POLICY else []
@@ -118,6 +130,37 @@ def stages_of(device: str, model: Path, folder: Path) -> list[Stage]:
         ),
         Stage("LoRA", trained(lora, *one), 500, lambda _: _taken(lora, [1]), also=lora / "logs" / "driver.log"),
     ]
+
+
+def stages_of_sizes(device: str, tokenizer: Path, folder: Path, sizes: Sequence[str]) -> list[Stage]:
+    """A step of each size. Its weights are made before the first stage that needs them, and removed after the last."""
+    stages = []
+    for place, size in enumerate(sizes):
+        shape, trained = size.split()
+        model, run_dir = folder / f"model-{shape}", _run_dir(folder, size)
+        if shape not in (earlier.split()[0] for earlier in sizes[:place]):
+            make = [sys.executable, "-m", "bench.parts.random_model", shape, str(tokenizer), str(model)]
+            stages.append(Stage(f"{shape} weights", make, 120, lambda _: {}))
+        flags = [*(["--lora"] if trained == "lora" else []), "--set", *SETTINGS, "trainer.steps=1"]
+        is_last = shape not in (later.split()[0] for later in sizes[place + 1 :])
+
+        def read(_: str, run_dir: Path = run_dir, unused: Path | None = model if is_last else None) -> dict[str, Any]:
+            for weights in unused.glob("*.safetensors") if unused else ():
+                weights.unlink()  # the four take 25 GB of disk
+            return _taken(run_dir, [1])
+
+        command = _train(device, model, run_dir, *flags, "trainer.save_every=0")
+        stages.append(Stage(f"{shape} {trained}", command, 300, read, also=run_dir / "logs" / "driver.log"))
+    return stages
+
+
+def _run_dir(folder: Path, size: str) -> Path:
+    return folder / size.replace(" ", "-")
+
+
+def _train(device: str, model: Path, run_dir: Path, *flags: str) -> list[str]:
+    where = ["--device", device, "--model", str(model), "--run-dir", str(run_dir)]
+    return [sys.executable, "-m", "agentgrpo", "train", *where, *flags]
 
 
 def environment_of(device: str) -> dict[str, str]:
@@ -168,20 +211,29 @@ def _used() -> int | None:
     return max((gpu.total - gpu.free for gpu in gpus_here()), default=None)
 
 
-def steps_of(folder: Path) -> dict[str, dict[str, float]]:
-    runs = {"all weights": "all-weights", "LoRA": "lora"}
+def steps_of(folder: Path, sizes: Sequence[str]) -> dict[str, dict[str, float]]:
+    runs = {"all weights": folder / "all-weights", "LoRA": folder / "lora"}
+    runs |= {_titled(size): _run_dir(folder, size) for size in sizes}
     return {
         f"{name}, step {step}": metrics
         for name, run_dir in runs.items()
-        for step, metrics in metrics_of(folder / run_dir).items()
+        for step, metrics in metrics_of(run_dir).items()
     }
 
 
-def estimates_of(model: Path, gpus: Sequence[Gpu] | None) -> str:
+def _titled(size: str) -> str:
+    shape, trained = size.split()
+    return f"{shape}, {WHAT_IS_TRAINED[trained]}"
+
+
+def estimates_of(model: Path, folder: Path, sizes: Sequence[str], gpus: Sequence[Gpu] | None) -> str:
+    runs = {"all weights": (model, False), "LoRA": (model, True)}
+    runs |= {_titled(size): (folder / f"model-{size.split()[0]}", size.endswith("lora")) for size in sizes}
     estimates = []
-    for name, more in (("all weights", []), ("LoRA", ["lora.rank=16"])):
-        cfg = load_config(None, [*SETTINGS, f"model={model}", *more])
-        estimates.append(f"- {name}: {check_run_memory(cfg, gpus).found}")
+    for name, (weights, lora) in runs.items():
+        if (weights / "config.json").is_file():  # else its stage is still to come
+            cfg = load_config(None, [*SETTINGS, f"model={weights}", *(["lora.rank=16"] if lora else [])])
+            estimates.append(f"- {name}: {check_run_memory(cfg, gpus).found}")
     return "\n".join(estimates)
 
 

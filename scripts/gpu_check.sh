@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# make gpu-check: what works on this machine's GPU, in ten minutes after the installation, as one page to send back.
+# make gpu-check: what works on this machine's GPU and which sizes fit, as one page to send back.
 #
 #   bash scripts/gpu_check.sh [arguments of bench.gpu_check]     WHEELS=FOLDER
 #

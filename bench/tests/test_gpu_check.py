@@ -9,10 +9,13 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
+from transformers import AutoTokenizer
 
 from bench import gpu_check
-from bench.gpu_check import main, metrics_of, stages_of
+from bench.gpu_check import main, metrics_of, stages_of, stages_of_sizes
 from bench.parts.gpu_stages import Result, Stage, run, write_page
+from bench.parts.random_model import random_model
 
 ROOT = Path(__file__).parents[2]
 
@@ -94,6 +97,35 @@ def test_a_run_that_began_anew_did_not_resume(tmp_path):
         resume.read("training ...\n")
 
 
+def test_a_models_random_weights_are_made_once_and_removed_after_its_last_run(tmp_path):
+    """Four sizes take 25 GB of disk; a model of 7 billion weights takes 15."""
+    stages = stages_of_sizes("cpu", tmp_path, tmp_path, ["7B lora", "0.5B all", "0.5B lora"])
+    names = ["7B weights", "7B lora", "0.5B weights", "0.5B all", "0.5B lora"]
+    assert [each.name for each in stages] == names
+    (tmp_path / "model-0.5B").mkdir()
+    weights = tmp_path / "model-0.5B" / "model.safetensors"
+    weights.touch()
+    for each in stages[3:]:
+        assert weights.exists()
+        (tmp_path / each.name.replace(" ", "-")).mkdir()
+        metrics = {"train_step": 1, "engine/alarm": 0.0, "engine/probs_diff_mean": 0.00042}
+        (tmp_path / each.name.replace(" ", "-") / "metrics.jsonl").write_text(f"{json.dumps(metrics)}\n")
+        assert each.read("") == {"steps": "1", "mean difference of probabilities": "4.2e-04"}
+    assert not weights.exists()
+
+
+def test_a_random_model_samples_only_tokens_of_its_tokenizer(small_policy):
+    """Others would stand in no text; a real vocabulary has 149 times as many."""
+    tokenizer = AutoTokenizer.from_pretrained(small_policy)
+    model = random_model("tiny", tokenizer, "cpu").float()
+    ids = torch.randint(len(tokenizer), (1, 50), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        probabilities = model(ids).logits[0].softmax(-1)
+    assert probabilities.shape == (50, 151_936)
+    assert probabilities[:, len(tokenizer) :].sum(-1).max() < 1e-6
+    assert probabilities.max() < 0.1  # and any of them
+
+
 def test_the_page_is_whole():
     results = [
         Result("imports", "ok", 12.4, {"torch": "2.11.0", "vllm": "0.24.0"}, peak=3 * 2**30),
@@ -134,13 +166,14 @@ def test_without_a_gpu_it_is_refused_in_a_sentence_before_anything_is_installed(
 @pytest.mark.timeout(1500)
 def test_every_stage_passes_on_a_cpu(small_policy, tmp_path, request):
     if not request.config.getoption("--full"):
-        pytest.skip("four whole runs, minutes: with --full")
+        pytest.skip("five whole runs, minutes: with --full")
     folder = tmp_path / "check"
     command = [sys.executable, "-m", "bench.gpu_check", "--device", "cpu", "--model", str(small_policy)]
-    done = subprocess.run([*command, "--run-dir", str(folder)], cwd=ROOT, capture_output=True, text=True, timeout=1400)
+    command += ["--run-dir", str(folder), "--sizes", "tiny lora"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1400)
     page = (folder / "gpu-check.md").read_text()
     assert done.returncode == 0, done.stdout + done.stderr + page
-    assert "7 of 7 stages passed." in page
+    assert "9 of 9 stages passed." in page
     for words in ("| imports | ok |", "| vLLM | ok |", "sampled 2048 tokens", "| resume after SIGKILL | ok |"):
         assert words in page
     assert "going on from " in (folder / "resume-after-SIGKILL.log").read_text()
@@ -149,4 +182,5 @@ def test_every_stage_passes_on_a_cpu(small_policy, tmp_path, request):
     assert [step["train_step"] for step in every.values()] == [1, 2]
     assert every[2]["engine/probs_diff_max"] < 1e-3
     row = next(line for line in page.splitlines() if line.startswith("| ... largest difference |"))
-    assert len(row.strip("| ").split(" | ")) == 4  # of the two steps and of the one with LoRA
+    assert len(row.strip("| ").split(" | ")) == 5  # of the two steps, of the one with LoRA and of the random model's
+    assert "- tiny, LoRA: " in page
