@@ -49,7 +49,7 @@ def random_model(shape: str, tokenizer: Any, device: str) -> Any:
     )
     torch.manual_seed(0)
     with torch.device(device), torch.no_grad():
-        model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+        model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, trust_remote_code=False)
         # the first hidden value is 1 in every layer, and tells the tokenizer's tokens from the others
         for layer in model.model.layers:
             for last in (layer.self_attn.o_proj, layer.mlp.down_proj):
