@@ -16,9 +16,10 @@ from torch.nn.functional import scaled_dot_product_attention
 from sql_agent.packed_rows import Segment, ends_of
 
 SCORES = 2**22
-"""Scores that exist at a time: 16 MiB in float32. Smaller blocks take more calls, larger ones leave the cache."""
+"""Scores that exist at a time: 16 MiB in float32. Smaller blocks take more calls."""
 LARGE = 2**22
-"""Multiplications from which on oneDNN is faster than MKL, whose calls cost less."""
+"""Multiplications from which on a product goes by oneDNN. MKL's calls cost less: of two sizes that were measured, 2^20 and
+2^28, the smaller is faster by MKL and the larger by oneDNN."""
 SMALL = 2**21
 """Multiplications of queries and keys below which torch's attention is faster: it is one call a segment."""
 MOST_COPIED = 8
@@ -125,7 +126,8 @@ class SegmentsAttention(torch.autograd.Function):
     and the tokens that see a segment, which follow one another, are multiplied with it at once. Everything is added up
     in float32. Scores are computed twice and never kept.
 
-    torch's kernel for CPUs (`_scaled_dot_product_flash_attention_for_cpu`) takes three to five times as long backward.
+    torch's kernel for CPUs (`_scaled_dot_product_flash_attention_for_cpu`) takes twelve times as long with gradients as
+    without (doc/log.md). What is beyond a window is computed too, and masked.
 
     Args:
         query: shape (heads, L, D).

@@ -122,7 +122,7 @@ def test_a_random_model_samples_only_tokens_of_its_tokenizer(small_policy):
     with torch.no_grad():
         probabilities = model(ids).logits[0].softmax(-1)
     assert probabilities.shape == (50, 151_936)
-    assert probabilities[:, len(tokenizer) :].sum(-1).max() < 1e-6
+    assert probabilities[:, len(tokenizer) :].sum(-1).max() < 1e-15  # at 0.5B it is 1e-9
     assert probabilities.max() < 0.1  # and any of them
 
 
