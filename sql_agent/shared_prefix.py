@@ -18,8 +18,8 @@ from sql_agent.packed_rows import Segment, ends_of
 SCORES = 2**22
 """Scores that exist at a time: 16 MiB in float32. Smaller blocks take more calls."""
 LARGE = 2**22
-"""Multiplications from which on a product goes by oneDNN. MKL's calls cost less: of two sizes that were measured, 2^20 and
-2^28, the smaller is faster by MKL and the larger by oneDNN."""
+"""Multiplications from which on a product goes by oneDNN, whose calls cost more than MKL's. Two sizes were measured: at
+2^20 MKL is faster, at 2^28 oneDNN."""
 SMALL = 2**21
 """Multiplications of queries and keys below which torch's attention is faster: it is one call a segment."""
 MOST_COPIED = 8
