@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sql_agent.matmul_onednn import matmul_onednn
+from sql_agent.matmul_onednn import matmul_onednn, rounded_factors
 
 TILE, TILE_ON_GPU = 2**21, 2**26
 """Logits that exist at a time: 8 MiB in float32, which a CPU's cache holds, and 256 MiB, so that a GPU has products of
@@ -22,28 +22,32 @@ a useful size (not measured there). The forward pass keeps a copy of them."""
 
 
 class LogProbs(torch.autograd.Function):
-    """`apply(hidden, weight, labels, temperature)`: log-probs of the labels, and the entropies, in nats.
+    """`apply(hidden, weight, labels, temperature, rounded)`: what the model says about the labels.
 
     Args:
         hidden: shape (K, D).
         weight: of the output layer, shape (V, D), in the dtype of `hidden`. Products are in that; all else is float32.
         labels: shape (K,).
         temperature: divisor of the logits, above 0.
+        rounded: whether oneDNN rounds the factors of float32 products to bfloat16; on a CPU alone.
     Returns:
-        Two tensors of shape (K,) in float32.
+        Log-probs and entropies in nats, in float32, and whether no token is likelier, all of shape (K,).
     """
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, temperature: float, rounded: bool = False
+    ) -> tuple[Tensor, Tensor, Tensor]:
         largest = hidden.new_full((len(hidden),), -torch.inf, dtype=torch.float32)
         # sums of exp(z) and of exp(z) z over the vocabulary, where z is a logit minus the largest one so far
         total, weighted, chosen = (torch.zeros_like(largest) for _ in range(3))
-        for start, _, logits in _tiles(hidden, weight, temperature):
+        powers = largest.new_empty(0)  # one for all tiles: memory that comes anew costs as much as what is done with it
+        for start, _, logits in _tiles(hidden, weight, temperature, rounded):
             before, largest = largest, torch.maximum(largest, logits.amax(-1))
             inside, column = _columns(labels, start, logits)
             chosen = torch.where(inside, logits.gather(-1, column[:, None])[:, 0], chosen)
             logits -= largest[:, None]
-            powers = logits.exp()
+            powers = torch.exp(logits, out=powers.resize_(logits.shape))
             # what was summed so far was measured from a smaller logit; there is nothing before the first tile
             step = torch.where(total > 0, before - largest, 0.0)
             weighted = (weighted + total * step) * step.exp()
@@ -52,17 +56,19 @@ class LogProbs(torch.autograd.Function):
         log_total = total.log()
         entropies = log_total - weighted / total
         ctx.save_for_backward(hidden, weight, labels, largest + log_total, entropies)
-        ctx.temperature = temperature
+        ctx.temperature, ctx.rounded = temperature, rounded
         ctx.set_materialize_grads(False)
-        return chosen - largest - log_total, entropies
+        likeliest = chosen == largest
+        ctx.mark_non_differentiable(likeliest)
+        return chosen - largest - log_total, entropies, likeliest
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         hidden, weight, labels, log_totals, entropies = ctx.saved_tensors
-        of_log_probs, of_entropies = gradients
+        of_log_probs, of_entropies, _ = gradients
         to_hidden = torch.zeros_like(hidden, dtype=torch.float32) if ctx.needs_input_grad[0] else None
         to_weight = torch.empty_like(weight) if ctx.needs_input_grad[1] else None
-        for start, part, logits in _tiles(hidden, weight, ctx.temperature):
+        for start, part, logits in _tiles(hidden, weight, ctx.temperature, ctx.rounded):
             inside, column = _columns(labels, start, logits)
             logits -= log_totals[:, None]
             # d log_prob / d logit = [it is the label] - p; d entropy / d logit = -p (log p + entropy)
@@ -76,23 +82,32 @@ class LogProbs(torch.autograd.Function):
                 to_logits /= ctx.temperature
             to_logits = to_logits.to(hidden.dtype)
             if to_hidden is not None:
-                to_hidden += matmul_onednn(to_logits, part)
+                to_hidden += _product(to_logits, part, ctx.rounded)
             if to_weight is not None:
-                to_weight[start : start + len(part)] = matmul_onednn(to_logits.t(), hidden)
-        return None if to_hidden is None else to_hidden.to(hidden.dtype), to_weight, None, None
+                to_weight[start : start + len(part)] = _product(to_logits.t(), hidden, ctx.rounded)
+        return None if to_hidden is None else to_hidden.to(hidden.dtype), to_weight, None, None, None, None
 
 
-def _tiles(hidden: Tensor, weight: Tensor, temperature: float) -> Iterator[tuple[int, Tensor, Tensor]]:
+def _tiles(hidden: Tensor, weight: Tensor, temperature: float, rounded: bool) -> Iterator[tuple[int, Tensor, Tensor]]:
     """Yield the start of each tile, its rows of the weight, and its logits, shape (K, tile), which the caller may
-    change."""
+    change until the next one."""
     tile = TILE if hidden.device.type == "cpu" else TILE_ON_GPU
     width = min(len(weight), max(1, tile // max(1, len(hidden))))
+    room = hidden.new_empty(0)
     for start in range(0, len(weight), width):
         part = weight[start : start + width]
-        logits = matmul_onednn(hidden, part.t()).float()
+        logits = _product(hidden, part.t(), rounded, room).float()
         if temperature != 1:
             logits /= temperature
         yield start, part, logits
+
+
+def _product(a: Tensor, b: Tensor, rounded: bool, room: Tensor | None = None) -> Tensor:
+    """`a @ b`. Where factors are rounded, `room` holds it, whatever size it had."""
+    if not rounded:
+        return matmul_onednn(a, b)
+    with rounded_factors("bf16"):
+        return torch.mm(a, b, out=None if room is None else room.resize_(len(a), b.shape[1]))
 
 
 def _columns(labels: Tensor, start: int, logits: Tensor) -> tuple[Tensor, Tensor]:

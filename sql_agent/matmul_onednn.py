@@ -6,6 +6,10 @@ core-second, where oneDNN, which torch has for bfloat16, computes 180 to 240. Le
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -19,3 +23,18 @@ def matmul_onednn(a: Tensor, b: Tensor) -> Tensor:
     if not (b.is_contiguous() or b.t().is_contiguous()):
         b = b.contiguous()  # oneDNN has no fast code for other strides: 900 ms instead of 1
     return _LINEAR(a, b.t(), None, "none", [], "")
+
+
+@contextmanager
+def rounded_factors(precision: str) -> Iterator[None]:
+    """Have oneDNN round the factors of float32 products, which it adds up in float32.
+
+    Args:
+        precision: bf16.
+    """
+    products: Any = torch.backends.mkldnn.matmul  # pyright: ignore[reportAttributeAccessIssue]
+    before, products.fp32_precision = products.fp32_precision, precision
+    try:
+        yield
+    finally:
+        products.fp32_precision = before

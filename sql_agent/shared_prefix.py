@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from sql_agent.matmul_onednn import rounded_factors
 from sql_agent.packed_rows import Segment, ends_of
 
 SCORES = 2**22
@@ -276,9 +277,5 @@ def _add_product(into: Tensor, a: Tensor, b: Tensor, precision: str | None, scal
     if precision is None or a.numel() * b.shape[1] < LARGE:
         into.addmm_(a, b, alpha=scale)
         return
-    products: Any = torch.backends.mkldnn.matmul  # pyright: ignore[reportAttributeAccessIssue]
-    before, products.fp32_precision = products.fp32_precision, precision
-    try:
+    with rounded_factors(precision):
         into.addmm_(a, b, alpha=scale)
-    finally:
-        products.fp32_precision = before

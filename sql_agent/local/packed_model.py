@@ -5,10 +5,11 @@ The rollouts of a group have the same prompt, and questions about one database s
 a row. The packing is in `sql_agent.packed_rows`, its attention in `sql_agent.shared_prefix`; this module applies them
 to a model of transformers, on a GPU if `shared_prompts` is set. Capped scores are not supported.
 
-The logits of 1,000 positions over a vocabulary of 152,000 take 600 MB. TRL's `ChunkedLogProbFunction` computes them for
-a tile of the vocabulary at a time, in float32, with the same values and gradients. It is called here, on the hidden
-states of the chosen positions, because TRL's trainers compute the logits of prompts and padding too on a CPU. An output
-layer with an adapter is refused, since the function would ignore the adapter.
+The logits of 1,000 positions over a vocabulary of 152,000 take 600 MB. On a CPU `sql_agent.log_probs` computes them for
+a tile of the vocabulary at a time. On a GPU, and for output layers with a bias, a cap or a factor, TRL's
+`ChunkedLogProbFunction` does; on two cores it takes two to four times as long, most of it for memory that comes anew.
+Both are called on the hidden states of the chosen positions, because TRL's trainers compute the logits of prompts and
+padding too on a CPU. An output layer with an adapter is refused, since they would ignore the adapter.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from agentgrpo.checks import UsageError
 from agentgrpo.micro_batches import micro_batches
 from sql_agent import architectures
 from sql_agent.block_mask import block_mask, flex_shared_attention
+from sql_agent.log_probs import LogProbs
 from sql_agent.packed_rows import PackedRows, Segment, pack_rows, shared_beginning
 from sql_agent.settings.groups import SharedPrompts
 from sql_agent.shared_prefix import shared_prefix_attention
@@ -140,8 +142,8 @@ def micro_batches_of(
 
 
 VOCAB_TILE = 4096
-"""Tokens of the vocabulary in a tile: 16 MiB of logits for 1,000 positions, of which the function holds several copies.
-Wider tiles are slower on a CPU."""
+"""Tokens of the vocabulary in a tile of TRL's function: 16 MiB of logits for 1,000 positions, of which it holds several
+copies. Wider tiles are slower on a CPU."""
 
 
 @dataclass(frozen=True)
@@ -164,6 +166,7 @@ def score_tokens(
     *,
     temperature: float = 1.0,
     metrics: bool = False,
+    rounded: bool = False,
     shared_prompts: SharedPrompts | None = None,
 ) -> Scores:
     """Score chosen tokens by one forward pass over whole rows; a prefix that rows share is computed once if `packs`.
@@ -175,6 +178,8 @@ def score_tokens(
         chosen: True where a token's log-prob is wanted, shape (B, T); a row's first token has none.
         temperature: divisor of the logits, above 0.
         metrics: whether to compute entropy and is_top1, which are empty otherwise.
+        rounded: whether the output layer's factors may be rounded to bfloat16 on a CPU, as the other layers' are under
+            autocast; its products are float32 otherwise.
         shared_prompts: the setting of that name.
     Raises:
         ValueError: the output layer carries an adapter.
@@ -188,11 +193,17 @@ def score_tokens(
         hidden = base.base_model(input_ids=ids, attention_mask=attention, use_cache=False).last_hidden_state
         hidden = hidden[:, :-1][places]
     softcap, scale = _of_logits(base.config.get_text_config())
-    wanted = ("entropy", "is_top1") if metrics else ()
-    log_probs, entropy, _, _, is_top1 = ChunkedLogProbFunction.apply(
-        hidden, head.weight, head.bias, ids[:, 1:][places], temperature, VOCAB_TILE, softcap, scale,
-        ("log_probs", *wanted),
-    )  # fmt: skip
+    labels = ids[:, 1:][places]
+    if hidden.device.type == "cpu" and head.bias is None and softcap is None and scale == 1:
+        with torch.autocast("cpu", enabled=False):
+            log_probs, entropy, is_top1 = LogProbs.apply(
+                hidden.to(head.weight.dtype), head.weight, labels, temperature, rounded
+            )
+    else:
+        wanted = ("entropy", "is_top1") if metrics else ()
+        log_probs, entropy, _, _, is_top1 = ChunkedLogProbFunction.apply(
+            hidden, head.weight, head.bias, labels, temperature, VOCAB_TILE, softcap, scale, ("log_probs", *wanted)
+        )
     none = log_probs.new_zeros(0)
     return Scores(log_probs, entropy.detach() if metrics else none, is_top1 if metrics else none.bool())
 

@@ -59,7 +59,7 @@ class LogProbHead:
         weight: Any = self._head.weight
         with torch.autocast(hidden.device.type, enabled=False):
             states = hidden[0].to(weight.dtype).index_select(0, self.rows)
-            log_probs, entropies = LogProbs.apply(states, weight, self.labels, self.temperature)
+            log_probs, entropies, _ = LogProbs.apply(states, weight, self.labels, self.temperature)
         return torch.stack([log_probs[None], entropies[None]], -1)  # FSDP would warn of a view
 
 
