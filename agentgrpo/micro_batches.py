@@ -27,9 +27,9 @@ def micro_batch_tokens(asked: int | None, device: str, on_cpu: int = ON_CPU) -> 
 def pass_for_rows(longest: int, device: str, holds: Callable[[int], bool], on_cpu: int = ON_CPU) -> int:
     """The tokens of a pass where none are asked for, so that the longest row is not computed twice.
 
-    On a CPU it is twice the default, so that few batches compute a beginning that their rows share in two passes; or
-    more, to leave room for what other rows add to the longest. With less memory the longest row stands alone, and with
-    less still the device's default is kept, and longer rows are computed twice.
+    On a CPU three sizes are tried, the largest first: the longest row with room for what other rows add to it, that row
+    alone, and twice the default, so that few batches compute a shared beginning in two passes. Where memory holds none
+    of them it is the device's default, and longer rows are computed twice.
 
     Args:
         longest: tokens of the longest row.

@@ -87,6 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{stage.name} (at most {stage.limit_s:.0f} s) ...", flush=True)
         log = folder / f"{stage.name.replace(' ', '-')}.log"
         results.append(run(stage, log, environment_of(args.device), used))
+        discard(stage)  # however it ended: a size that does not fit leaves its weights too
         print(f"  {results[-1].state} after {results[-1].seconds:.0f} s {results[-1].why}", flush=True)
         if stage.kill_at is not None:
             _wait_for_the_killed(folder / "all-weights")
@@ -133,7 +134,7 @@ def stages_of(device: str, model: Path, folder: Path) -> list[Stage]:
 
 
 def stages_of_sizes(device: str, tokenizer: Path, folder: Path, sizes: Sequence[str]) -> list[Stage]:
-    """A step of each size. Its weights are made before the first stage that needs them, and removed after the last."""
+    """A step of each size. Its weights are made before the first stage that needs them."""
     stages = []
     for place, size in enumerate(sizes):
         shape, trained = size.split()
@@ -144,14 +145,19 @@ def stages_of_sizes(device: str, tokenizer: Path, folder: Path, sizes: Sequence[
         flags = [*(["--lora"] if trained == "lora" else []), "--set", *SETTINGS, "trainer.steps=1"]
         is_last = shape not in (later.split()[0] for later in sizes[place + 1 :])
 
-        def read(_: str, run_dir: Path = run_dir, unused: Path | None = model if is_last else None) -> dict[str, Any]:
-            for weights in unused.glob("*.safetensors") if unused else ():
-                weights.unlink()  # the four take 25 GB of disk
+        def read(_: str, run_dir: Path = run_dir) -> dict[str, Any]:
             return _taken(run_dir, [1])
 
         command = _train(device, model, run_dir, *flags, "trainer.save_every=0")
-        stages.append(Stage(f"{shape} {trained}", command, 300, read, also=run_dir / "logs" / "driver.log"))
+        log, unused = run_dir / "logs" / "driver.log", model if is_last else None
+        stages.append(Stage(f"{shape} {trained}", command, 300, read, also=log, discards=unused))
     return stages
+
+
+def discard(stage: Stage) -> None:
+    """Remove the weights that no later stage needs; those of four models take 25 GB of disk."""
+    for weights in stage.discards.glob("*.safetensors") if stage.discards else ():
+        weights.unlink()
 
 
 def _run_dir(folder: Path, size: str) -> Path:

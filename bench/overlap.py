@@ -1,11 +1,12 @@
 """Count what held-out questions share with those that a policy learns from: `python -m bench.overlap TRAIN HELD_OUT`.
 
-A figure on held-out questions says little if their databases, words or queries were learnt. The forms of a query are
-those by which text-to-SQL benchmarks are split: without its values (Finegan-Dollak et al., ACL 2018), and without its
-names too, which is all that two databases can share.
+A figure on held-out questions says little if their databases, words or queries were learnt. Queries are compared
+whatever their database is: as written, without their values, as text-to-SQL benchmarks are split (Finegan-Dollak et
+al., ACL 2018), and without their names too. A database may come back under another name, so tables are compared too.
 """
 
 import argparse
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -61,14 +62,29 @@ def overlap(train: Sequence[Row], held_out: Sequence[Row]) -> list[Shared]:
         "questions, without case and signs": lambda row: " ".join(
             "".join(letter if letter.isalnum() else " " for letter in row.question.lower()).split()
         ),
-        "queries of a database": lambda row: (row.database, " ".join(row.query.lower().split())),
-        "queries without values": lambda row: (row.database, form_of(row.query, names=True)),
+        "queries": lambda row: " ".join(row.query.lower().split()),
+        "queries without values": lambda row: form_of(row.query, names=True),
         "queries without values and names": lambda row: form_of(row.query, names=False),
     }
     found = []
     for what, form in forms.items():
         learnt, held = {form(row) for row in train}, [form(row) for row in held_out]
         found.append(Shared(what, len(set(held)), len(learnt & set(held)), sum(each in learnt for each in held)))
+    learnt, held = tables_of(train), tables_of(held_out)
+    alike = {name for name, own in held.items() if any(len(own & other) > len(own) / 2 for other in learnt.values())}
+    found.append(Shared(ALIKE, len(held), len(alike), sum(row.database in alike for row in held_out)))
+    return found
+
+
+ALIKE = "databases most of whose tables are a learnt one's, by name"
+
+
+def tables_of(rows: Sequence[Row]) -> dict[str, set[str]]:
+    """The tables of each database that its queries name."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for row in rows:
+        if tree := parsed(row.query):
+            found[row.database] |= {table.name.lower() for table in tree.find_all(exp.Table)}
     return found
 
 

@@ -41,7 +41,7 @@ class LogProbs(torch.autograd.Function):
         largest = hidden.new_full((len(hidden),), -torch.inf, dtype=torch.float32)
         # sums of exp(z) and of exp(z) z over the vocabulary, where z is a logit minus the largest one so far
         total, weighted, chosen = (torch.zeros_like(largest) for _ in range(3))
-        powers = largest.new_empty(0)  # one for all tiles: memory that comes anew costs as much as what is done with it
+        powers = largest.new_empty(0)  # one for all tiles: newly allocated memory costs as much as what is done with it
         for start, _, logits in _tiles(hidden, weight, temperature, rounded):
             before, largest = largest, torch.maximum(largest, logits.amax(-1))
             inside, column = _columns(labels, start, logits)
@@ -103,10 +103,10 @@ def _tiles(hidden: Tensor, weight: Tensor, temperature: float, rounded: bool) ->
 
 
 def _product(a: Tensor, b: Tensor, rounded: bool, room: Tensor | None = None) -> Tensor:
-    """`a @ b`. Where factors are rounded, `room` holds it, whatever size it had."""
+    """`a @ b`. A product of rounded factors is written into `room`, whatever size that had."""
     if not rounded:
         return matmul_onednn(a, b)
-    with rounded_factors("bf16"):
+    with rounded_factors():
         return torch.mm(a, b, out=None if room is None else room.resize_(len(a), b.shape[1]))
 
 

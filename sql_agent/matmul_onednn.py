@@ -26,14 +26,13 @@ def matmul_onednn(a: Tensor, b: Tensor) -> Tensor:
 
 
 @contextmanager
-def rounded_factors(precision: str) -> Iterator[None]:
-    """Have oneDNN round the factors of float32 products, which it adds up in float32.
+def rounded_factors() -> Iterator[None]:
+    """Have oneDNN round the factors of float32 products to bfloat16, where the CPU has it, and add them up in float32.
 
-    Args:
-        precision: bf16.
+    It holds in the whole process: no other thread may multiply meanwhile.
     """
     products: Any = torch.backends.mkldnn.matmul  # pyright: ignore[reportAttributeAccessIssue]
-    before, products.fp32_precision = products.fp32_precision, precision
+    before, products.fp32_precision = products.fp32_precision, "bf16"
     try:
         yield
     finally:

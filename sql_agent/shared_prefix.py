@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from sql_agent.matmul_onednn import rounded_factors
+from sql_agent.matmul_onednn import matmul_onednn, rounded_factors
 from sql_agent.packed_rows import Segment, ends_of
 
 SCORES = 2**22
@@ -123,12 +123,12 @@ def _by_torch(
 class SegmentsAttention(torch.autograd.Function):
     """Attention of packed rows: `apply(query, key, value, segments, scale, window)`, shape (heads, L, E).
 
-    A token's scores stand by the position of what it sees in its row, so that one softmax serves all tokens of a block,
-    and the tokens that see a segment, which follow one another, are multiplied with it at once. Everything is added up
-    in float32. Scores are computed twice and never kept.
+    A token's scores stand by position in the row, so one softmax serves all tokens of a block. The tokens that see a
+    segment follow one another, and are multiplied with it at once. Everything is added up in float32. Scores are
+    computed twice and never kept.
 
-    torch's kernel for CPUs (`_scaled_dot_product_flash_attention_for_cpu`) takes twelve times as long with gradients as
-    without (doc/log.md). What is beyond a window is computed too, and masked.
+    torch's kernel for CPUs (`_scaled_dot_product_flash_attention_for_cpu`) took thirteen times as long with gradients
+    as without (doc/log.md).
 
     Args:
         query: shape (heads, L, D).
@@ -148,44 +148,44 @@ class SegmentsAttention(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(query, key, value)
         ctx.segments, ctx.scale, ctx.window = segments, scale, window
-        group, precision = len(query) // len(key), _precision(query)
+        group, rounded = len(query) // len(key), query.dtype is torch.bfloat16
         queries, keys, values = _by_token(query, group), _exact(key), _exact(value)
         attended = queries.new_zeros(*queries.shape[:2], value.shape[-1])
-        for rows, width, places in _blocks(segments, group):
+        for rows, width, places in _blocks(segments, group, window):
             mask = _mask(segments, rows, width, window, queries)
             for head in range(len(keys)):
-                weights = _weights(queries[head], keys[head], places, mask, scale, precision)
+                weights = _weights(queries[head], keys[head], places, mask, scale, rounded)
                 for place in places:
                     _add_product(
                         attended[head, place.rows],
                         weights[place.own, place.columns],
                         values[head, place.keys],
-                        precision,
+                        rounded,
                     )
         return _by_head(attended, group).to(value.dtype)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None, None]:
         query, key, value = ctx.saved_tensors
-        group, scale, precision = len(query) // len(key), ctx.scale, _precision(query)
+        group, scale, rounded = len(query) // len(key), ctx.scale, query.dtype is torch.bfloat16
         queries, keys, values = _by_token(query, group), _exact(key), _exact(value)
         gradients = _by_token(gradient, group)
         to_queries, to_keys, to_values = map(torch.zeros_like, (queries, keys, values))
-        for rows, width, places in _blocks(ctx.segments, group):
+        for rows, width, places in _blocks(ctx.segments, group, ctx.window):
             mask = _mask(ctx.segments, rows, width, ctx.window, queries)
             for head in range(len(keys)):
-                weights = _weights(queries[head], keys[head], places, mask, scale, precision)
+                weights = _weights(queries[head], keys[head], places, mask, scale, rounded)
                 to_scores = torch.zeros_like(weights)
                 for place in places:
                     above = gradients[head, place.rows]
-                    _add_product(to_scores[place.own, place.columns], above, values[head, place.keys].t(), precision)
+                    _add_product(to_scores[place.own, place.columns], above, values[head, place.keys].t(), rounded)
                     seen = weights[place.own, place.columns].t()
-                    _add_product(to_values[head, place.keys], seen, above, precision)
+                    _add_product(to_values[head, place.keys], seen, above, rounded)
                 to_scores = torch.ops.aten._softmax_backward_data(to_scores, weights, -1, weights.dtype)
                 for place in places:
                     own = to_scores[place.own, place.columns]
-                    _add_product(to_queries[head, place.rows], own, keys[head, place.keys], precision, scale)
-                    _add_product(to_keys[head, place.keys], own.t(), queries[head, place.rows], precision, scale)
+                    _add_product(to_queries[head, place.rows], own, keys[head, place.keys], rounded, scale)
+                    _add_product(to_keys[head, place.keys], own.t(), queries[head, place.rows], rounded, scale)
         return (
             _by_head(to_queries, group).to(query.dtype),
             to_keys.to(key.dtype),
@@ -214,68 +214,73 @@ def _by_head(states: Tensor, group: int) -> Tensor:
 
 
 class _Place(NamedTuple):
-    """Where tokens that see a segment meet it."""
+    """The tokens of a block that see a segment, and what they see of it."""
 
     rows: slice
     """The tokens, among all of them times the group."""
     own: slice
     """The same, counted from the beginning of the block."""
     columns: slice
-    """The positions of the segment's tokens in its rows."""
+    """The positions of the seen tokens in their rows."""
     keys: slice
-    """The segment's tokens in the sequence."""
+    """The seen tokens in the sequence."""
 
 
-def _blocks(segments: tuple[Segment, ...], group: int) -> Iterator[tuple[range, int, list[_Place]]]:
+def _blocks(segments: tuple[Segment, ...], group: int, window: int | None) -> Iterator[tuple[range, int, list[_Place]]]:
     """Yield the tokens of each block, the positions that they see, and its places."""
     length = segments[-1].start + segments[-1].length
     widest = max(segment.depth + segment.length for segment in segments)
     count = math.ceil(length / max(1, SCORES // (group * widest)))
     size = math.ceil(length / count)
-    ends = ends_of(segments)
+    ends, positions = ends_of(segments), _positions(segments)
     for first in range(0, length, size):
         last = min(first + size, length)
         places = []
         for segment, end in zip(segments, ends, strict=True):
             start, stop = max(first, segment.start), min(last, end)
-            if start < stop:
-                seen = min(segment.length, stop - segment.start)
+            if start >= stop:
+                continue
+            # the first of the segment's tokens that one of these sees, and the one after the last
+            begin, seen = 0, min(segment.length, stop - segment.start)
+            if window is not None:
+                begin = max(0, int(positions[start:stop].min()) - window + 1 - segment.depth)
+            if begin < seen:
                 rows = slice(start * group, stop * group)
                 own = slice((start - first) * group, (stop - first) * group)
-                columns = slice(segment.depth, segment.depth + seen)
-                places.append(_Place(rows, own, columns, slice(segment.start, segment.start + seen)))
+                columns = slice(segment.depth + begin, segment.depth + seen)
+                places.append(_Place(rows, own, columns, slice(segment.start + begin, segment.start + seen)))
         yield range(first, last), max(place.columns.stop for place in places), places
+
+
+def _positions(segments: tuple[Segment, ...]) -> Tensor:
+    """The position of each token in its row, shape (L,)."""
+    return torch.cat([torch.arange(each.depth, each.depth + each.length) for each in segments])
 
 
 def _mask(segments: tuple[Segment, ...], rows: range, width: int, window: int | None, like: Tensor) -> Tensor:
     """-inf where a token does not see a position, else 0, shape (rows, width)."""
-    positions = torch.cat([torch.arange(each.depth, each.depth + each.length) for each in segments])
-    own, seen = positions[rows.start : rows.stop, None], torch.arange(width)
+    own, seen = _positions(segments)[rows.start : rows.stop, None], torch.arange(width)
     hidden = seen > own
     if window is not None:
         hidden |= seen <= own - window
     return like.new_zeros(len(rows), width).masked_fill_(hidden, -torch.inf)
 
 
-def _weights(
-    queries: Tensor, keys: Tensor, places: list[_Place], mask: Tensor, scale: float, precision: str | None
-) -> Tensor:
-    """What each token of a block gives to each position, shape (rows * group, width)."""
-    group = (places[-1].own.stop) // len(mask)
+def _weights(queries: Tensor, keys: Tensor, places: list[_Place], mask: Tensor, scale: float, rounded: bool) -> Tensor:
+    """The attention weights of a block's tokens, by position, shape (rows * group, width)."""
+    group = places[-1].own.stop // len(mask)
     scores = mask.repeat_interleave(group, 0)
     for place in places:
-        _add_product(scores[place.own, place.columns], queries[place.rows], keys[place.keys].t(), precision, scale)
+        _add_product(scores[place.own, place.columns], queries[place.rows], keys[place.keys].t(), rounded, scale)
     return scores.softmax(-1)
 
 
-def _precision(states: Tensor) -> str | None:
-    return "bf16" if states.dtype is torch.bfloat16 else None
-
-
-def _add_product(into: Tensor, a: Tensor, b: Tensor, precision: str | None, scale: float = 1.0) -> None:
-    """Add `scale * a @ b`; a large product's factors are rounded to `precision`, and it is added up in float32."""
-    if precision is None or a.numel() * b.shape[1] < LARGE:
+def _add_product(into: Tensor, a: Tensor, b: Tensor, rounded: bool, scale: float = 1.0) -> None:
+    """Add `scale * a @ b` in float32; the factors of a large product may be rounded to bfloat16."""
+    if a.numel() * b.shape[1] < LARGE or into.dtype is not torch.float32:
         into.addmm_(a, b, alpha=scale)
-        return
-    with rounded_factors(precision):
-        into.addmm_(a, b, alpha=scale)
+    elif rounded:
+        with rounded_factors():
+            into.addmm_(a, b, alpha=scale)
+    else:
+        into.add_(matmul_onednn(a, b), alpha=scale)

@@ -29,6 +29,8 @@ class Stage:
     """When the stage has what it wants: its process gets SIGKILL then."""
     also: Path | None = None
     """A log of the command's, whose end is shown too."""
+    discards: Path | None = None
+    """A model's folder whose weights no later stage needs."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import torch
 from transformers import AutoTokenizer
 
 from bench import gpu_check
-from bench.gpu_check import main, metrics_of, stages_of, stages_of_sizes
+from bench.gpu_check import discard, main, metrics_of, stages_of, stages_of_sizes
 from bench.parts.gpu_stages import Result, Stage, run, write_page
 from bench.parts.random_model import random_model
 
@@ -111,6 +111,7 @@ def test_a_models_random_weights_are_made_once_and_removed_after_its_last_run(tm
         metrics = {"train_step": 1, "engine/alarm": 0.0, "engine/probs_diff_mean": 0.00042}
         (tmp_path / each.name.replace(" ", "-") / "metrics.jsonl").write_text(f"{json.dumps(metrics)}\n")
         assert each.read("") == {"steps": "1", "mean difference of probabilities": "4.2e-04"}
+        discard(each)  # however it ended
     assert not weights.exists()
 
 

@@ -26,10 +26,10 @@ Precision = Literal["float32", "autocast", "bfloat16", "4bit"]
 """autocast: weights in float32, matrix products of the update in bfloat16, on a CPU that supports it."""
 NF4_BYTES = 0.516
 """Bytes of a parameter: 4 bits, and a scale per 64 of them that is itself 8 bits (double quantisation)."""
-VOCAB_TILE, PLACE_TILE = 4096, 4096
-"""Tokens of the vocabulary, and positions, whose logits exist at a time (`sql_agent.local.packed_model`)."""
-LOGIT_COPIES = 9
-"""Largest number of copies of a tile of logits, which exist while its gradient is computed."""
+TILE_ON_CPU, COPIES_ON_CPU = 2**21, 3
+"""Logits that exist at a time (`sql_agent.log_probs`), and copies of them while their gradient is computed."""
+VOCAB_TILE, PLACE_TILE, COPIES_ON_GPU = 4096, 4096, 9
+"""Tokens of the vocabulary, positions, and copies of their logits, in TRL's function."""
 CPU_RUNTIME = 96 * 2**20
 """Bytes beyond the tensors, measured for updates of four sizes."""
 ANSWER_TOKENS = 128
@@ -206,8 +206,12 @@ class Demand:
         )
         passing = act * (4 * shape.intermediate + 3 * shape.hidden)  # per token, in the layer that is being computed
         kept = _kept_by_layer(shape, self.adapter, precision, sequence_tokens)
-        tile = 4 * min(largest.rows * sampled, PLACE_TILE) * min(shape.vocab, VOCAB_TILE)
-        at_logits, in_layer = LOGIT_COPIES * tile, largest.tokens * passing
+        places, in_layer = largest.rows * sampled, largest.tokens * passing
+        at_logits = 4 * (
+            COPIES_ON_CPU * min(places * shape.vocab, TILE_ON_CPU)
+            if on_cpu
+            else COPIES_ON_GPU * min(places, PLACE_TILE) * min(shape.vocab, VOCAB_TILE)
+        )
         keys = shape.kv_heads * shape.head_dim
         if self.gradient_checkpointing or sequence_tokens > self.micro_batch_tokens:  # a longer row is recomputed
             activations = shape.layers * largest.tokens * shape.hidden * act
@@ -329,8 +333,11 @@ def training_holds(
     kind: Precision = "autocast" if autocast else "float32" if device == "cpu" else "bfloat16"
     adapter = AdapterConfig(rank=lora_r or 1, dropout=0.05 if lora_r else 0)
     trained = shape.adapter_parameters(adapter) if lora_r else shape.parameters
-    activations = shape.layers * tokens * _kept_by_layer(shape, adapter, kind, row_tokens)
-    return activations + 3 * 4 * trained + CPU_RUNTIME <= available_bytes(device)
+    kept = shape.layers * _kept_by_layer(shape, adapter, kind, row_tokens)
+    in_layer = 4 * (4 * shape.intermediate + 3 * shape.hidden)
+    # copies of the matrices in bfloat16, and the output layer's gradient before it is added to the embeddings'
+    matrices = 2 * shape.linear_parameters * autocast + (0 if lora_r else 4 * shape.vocab * shape.hidden)
+    return tokens * (kept + in_layer) + matrices + 3 * 4 * trained + CPU_RUNTIME <= available_bytes(device)
 
 
 def _precision(model: ModelConfig, device: str, parameters: int) -> Precision:

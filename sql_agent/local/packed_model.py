@@ -7,9 +7,9 @@ to a model of transformers, on a GPU if `shared_prompts` is set. Capped scores a
 
 The logits of 1,000 positions over a vocabulary of 152,000 take 600 MB. On a CPU `sql_agent.log_probs` computes them for
 a tile of the vocabulary at a time. On a GPU, and for output layers with a bias, a cap or a factor, TRL's
-`ChunkedLogProbFunction` does; on two cores it takes two to four times as long, most of it for memory that comes anew.
-Both are called on the hidden states of the chosen positions, because TRL's trainers compute the logits of prompts and
-padding too on a CPU. An output layer with an adapter is refused, since they would ignore the adapter.
+`ChunkedLogProbFunction` does; on two cores it takes two to four times as long (doc/log.md). Both are called on the
+hidden states of the chosen positions, because TRL's trainers compute the logits of prompts and padding too on a CPU. An
+output layer with an adapter is refused, since they would ignore the adapter.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ class Scores:
     entropy: Tensor
     """Entropy of the distribution at each token's position, in nats, float32, without gradient."""
     is_top1: Tensor
-    """Whether the token is the most likely one at its position, bool."""
+    """Whether no token is likelier at its position, bool."""
 
 
 def score_tokens(
@@ -166,7 +166,6 @@ def score_tokens(
     *,
     temperature: float = 1.0,
     metrics: bool = False,
-    rounded: bool = False,
     shared_prompts: SharedPrompts | None = None,
 ) -> Scores:
     """Score chosen tokens by one forward pass over whole rows; a prefix that rows share is computed once if `packs`.
@@ -178,8 +177,6 @@ def score_tokens(
         chosen: True where a token's log-prob is wanted, shape (B, T); a row's first token has none.
         temperature: divisor of the logits, above 0.
         metrics: whether to compute entropy and is_top1, which are empty otherwise.
-        rounded: whether the output layer's factors may be rounded to bfloat16 on a CPU, as the other layers' are under
-            autocast; its products are float32 otherwise.
         shared_prompts: the setting of that name.
     Raises:
         ValueError: the output layer carries an adapter.
@@ -195,6 +192,7 @@ def score_tokens(
     softcap, scale = _of_logits(base.config.get_text_config())
     labels = ids[:, 1:][places]
     if hidden.device.type == "cpu" and head.bias is None and softcap is None and scale == 1:
+        rounded = torch.is_autocast_enabled("cpu")
         with torch.autocast("cpu", enabled=False):
             log_probs, entropy, is_top1 = LogProbs.apply(
                 hidden.to(head.weight.dtype), head.weight, labels, temperature, rounded

@@ -202,15 +202,10 @@ class LocalPolicy:
         return log_probs.new_zeros(rows.mask.shape).masked_scatter(rows.mask, log_probs)
 
     def scores(self, rows: Rows) -> Scores:
-        """Score the sampled tokens, row by row, at temperature 1, with the metrics of `Scores`.
+        """Score the sampled tokens, row by row, at temperature 1, with the metrics of `Scores`."""
+        return self._scores(self.model, rows, 1.0, metrics=True)
 
-        Under bfloat16 the output layer's factors are rounded too: no sampler's log-probs are compared with these.
-        """
-        return self._scores(self.model, rows, 1.0, metrics=True, rounded=self.bfloat16)
-
-    def _scores(
-        self, model: Any, rows: Rows, temperature: float, *, metrics: bool = False, rounded: bool = False
-    ) -> Scores:
+    def _scores(self, model: Any, rows: Rows, temperature: float, *, metrics: bool = False) -> Scores:
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.bfloat16):
             return score_tokens(
                 model,
@@ -219,7 +214,6 @@ class LocalPolicy:
                 rows.mask,
                 temperature=temperature or 1.0,
                 metrics=metrics,
-                rounded=rounded,
                 shared_prompts=self.shared_prompts,
             )
 

@@ -71,8 +71,8 @@ class OptimConfig(Settings):
     """Batches (groups, under greedy-then-GRPO) whose gradients are averaged into one step."""
     micro_batch_tokens: int | None = Field(default=None, ge=1)
     """Tokens of one forward and backward pass; on a CPU what trajectories share counts once, elsewhere padding counts.
-    A longer trajectory has its own pass and computes activations twice. None: 2048 on a CPU and 4096 on a GPU, more
-    where the longest trajectory needs it and memory holds it. It changes memory use, not the result."""
+    A longer trajectory has its own pass and computes activations twice. None: 4096, on a CPU 2048 where memory holds no
+    more; and more where the longest trajectory needs it and memory holds it. It changes memory use, not the result."""
 
 
 class PolicyConfig(Settings):

@@ -32,9 +32,9 @@ class FineTuningConfig(PolicyConfig):
     """Batches per update; its loss is the mean over all of them."""
     micro_batch_tokens: int | None = Field(default=None, ge=1)
     """Tokens of one forward and backward pass; a longer conversation has its own pass and computes activations twice.
-    None: 4096 on a GPU; on a CPU 1024 for pairs (DPO), and 2048 for fine-tuning, where what conversations share counts
-    once; fine-tuning takes more where the longest conversation needs it and memory holds it. It changes memory use, not
-    the result."""
+    None: 4096; on a CPU 1024 for pairs (DPO), and for fine-tuning, where what conversations share counts once, 2048 if
+    memory holds no more. Fine-tuning takes more where the longest conversation needs it and memory holds it. It changes
+    memory use, not the result."""
     learning_rate: float = Field(gt=0, le=1)
     """Learning rate at the start; it falls linearly to 0."""
     lora_rank: int = renamed_field("lora_r", 16, ge=0, le=1024)

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from sql_agent.local import memory
 from sql_agent.local.memory import (
     Demand,
     Estimate,
@@ -161,10 +163,26 @@ def test_the_parts_worked_out_by_hand():
         sampling=300 * (passing + 400) + 28 * 3 * 10,
         # a pass of at most 200 tokens has the prompt of 40 once and two rows of 60; inputs of two layers, then one
         # layer whole, less what the logits have given back by then
-        activations=2 * 160 * 4 * 4 + 160 * (passing + kept) - 9 * 4 * 120 * 10,
-        logits=9 * 4 * 120 * 10,  # copies of one tile: sampled tokens of two rows, all ten tokens of the vocabulary
+        activations=2 * 160 * 4 * 4 + 160 * (passing + kept) - 3 * 4 * 120 * 10,
+        logits=3 * 4 * 120 * 10,  # copies of one tile: sampled tokens of two rows, all ten tokens of the vocabulary
         runtime=96 * 2**20,
     )
+
+
+def test_logits_are_a_tile_of_them_whatever_the_vocabulary():
+    large = replace(SHAPE, vocab=100_000)  # sampled tokens of two rows: 120
+    assert estimate_by_hand(shape=large).logits == 3 * 4 * 2**21
+    assert estimate_by_hand(shape=large, precision="bfloat16").logits == 9 * 4 * 180 * 4096  # nothing is shared: 3 rows
+
+
+def test_a_pass_of_fine_tuning_holds_what_it_takes_and_not_a_byte_less(monkeypatch):
+    # kept of a token in a layer: two norms' inputs 2*4, q k v and output 4*4, the MLP's 3*8, a row of the mask 40
+    kept, in_layer = 2 * 4 * (8 + 16 + 24 + 40), 4 * (4 * 8 + 3 * 4)
+    # the output layer's gradient, weights' gradients and two moments
+    whole = 100 * (kept + in_layer) + 4 * 10 * 4 + 12 * 348 + 96 * 2**20
+    for room in (0, -1):
+        monkeypatch.setattr(memory, "available_bytes", lambda device, room=room: whole + room)
+        assert memory.training_holds(SHAPE, None, "cpu", "float32", 40, 100) is (room == 0)
 
 
 def test_four_bits_hold_the_layers_matrices_alone():

