@@ -79,6 +79,9 @@ class SftConfig(FineTuningConfig, TaskFiles, QuestionsConfig):
     num_tasks: int | None = renamed_field("max_samples", None, ge=1)
     """Largest number of conversations, taken evenly over the kinds of a task file; none: the whole file, or 512
     generated ones."""
+    renamed_copies: int = Field(default=0, ge=0)
+    """For text2sql: copies of each conversation under other names of tables and columns, so that a policy copies names
+    of databases that it never saw."""
     minutes: float | None = Field(default=None, gt=0)
     """Most minutes of training. After two updates it plans as many as fit, and the learning rate falls to 0 over those.
     None: all epochs."""

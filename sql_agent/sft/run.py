@@ -6,6 +6,7 @@ Leaves out the loop (`sql_agent.sft.trainer`), what DPO shares (`sql_agent.sft.f
 
 from __future__ import annotations
 
+import random
 import statistics
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -37,6 +38,7 @@ from sql_agent.settings.groups import DataConfig
 from sql_agent.settings.load import config_flag
 from sql_agent.settings.tuning import GENERATED, SftConfig
 from sql_agent.sft.data import (
+    Demonstration,
     Demonstrations,
     dbbench_demonstrations,
     encode_all,
@@ -195,6 +197,7 @@ FLAGS_OF = {
     "database": {"environment": "--dataset text2sql"},
     "columns": {"environment": "--dataset text2sql", "file": "--dataset FILE"},
     "schema_form": {"environment": "--dataset text2sql"},
+    "renamed_copies": {"environment": "--dataset text2sql"},
     "protocol": {"dbbench": "--dataset dbbench"},
     "max_prompt_tokens": {"gsm8k": "--dataset gsm8k", **_OF_ROWS},
 }
@@ -249,6 +252,8 @@ def demonstrations(cfg: SftConfig, fit: Fit) -> Demonstrations:
             found = dbbench_demonstrations(tasks, environment)
         else:
             found = reference_demonstrations(tasks, environment)
+        if cfg.renamed_copies:
+            add_renamed_copies(found, tasks, environment, cfg)
         found.left_out.update(split.left_out)
         found.trained_on = trained_by(COMMAND, cfg.model_path, environment, settings, data, tasks, split.val)
         if data.train_file:
@@ -256,6 +261,26 @@ def demonstrations(cfg: SftConfig, fit: Fit) -> Demonstrations:
             said = [describe_split(cfg, data, len(tasks), split), *(f"warning: {problem}" for problem in problems)]
             found.split = "\n".join(said)
     return found
+
+
+def add_renamed_copies(found: Demonstrations, tasks: Sequence[Any], environment: Environment, cfg: SftConfig) -> None:
+    """
+    Raises:
+        UsageError: the tasks are not questions about databases.
+    """
+    from sql_agent.text_to_sql.environment import TextToSql
+
+    if not isinstance(environment, TextToSql):
+        raise UsageError("--renamed-copies belongs to questions about databases (--database); leave it out")
+    of = {f"task {task.id!r}": task.db_id for task in tasks}
+    given = [(of[each.where], each.messages) for each in found.kept if isinstance(each, Demonstration)]
+    draw = random.Random(cfg.seed)
+    for number in range(1, cfg.renamed_copies + 1):
+        copies = environment.renamed_copies(given, together=cfg.batch_size, draw=draw)
+        where = f"copy {number} under other names"
+        found.kept += [Demonstration(messages, environment.tools, where) for messages in copies]
+        if missing := len(given) - len(copies):
+            found.notes[f"{where}: none, since the prompt does not show the whole schema"] = missing
 
 
 def data_of(cfg: SftConfig) -> DataConfig:

@@ -172,12 +172,13 @@ def test_the_parts_worked_out_by_hand():
 def test_logits_are_a_tile_of_them_whatever_the_vocabulary():
     large = replace(SHAPE, vocab=100_000)  # sampled tokens of two rows: 120
     assert estimate_by_hand(shape=large).logits == 3 * 4 * 2**21
-    assert estimate_by_hand(shape=large, precision="bfloat16").logits == 9 * 4 * 180 * 4096  # nothing is shared: 3 rows
+    assert estimate_by_hand(shape=large, precision="bfloat16").logits == 9 * 4 * 120 * 4096
 
 
 def test_a_pass_of_fine_tuning_holds_what_it_takes_and_not_a_byte_less(monkeypatch):
-    # kept of a token in a layer: two norms' inputs 2*4, q k v and output 4*4, the MLP's 3*8, a row of the mask 40
-    kept, in_layer = 2 * 4 * (8 + 16 + 24 + 40), 4 * (4 * 8 + 3 * 4)
+    # kept of a token in a layer: norms 2*4, q k v and output 4*4, the MLP 3*8, a row of the mask 40; inputs
+    # of attention, MLP and its last matrix 4 + 4 + 8, and a number for each of seven matrices
+    kept, in_layer = 2 * 4 * (8 + 16 + 24 + 40 + 16 + 7), 4 * (4 * 8 + 3 * 4)
     # the output layer's gradient, weights' gradients and two moments
     whole = 100 * (kept + in_layer) + 4 * 10 * 4 + 12 * 348 + 96 * 2**20
     for room in (0, -1):

@@ -177,7 +177,7 @@ def test_scores_exist_a_block_at_a_time(monkeypatch):
     monkeypatch.setattr(shared_prefix, "SCORES", 24)
     prompt, response = Segment(0, 2, 0, ()), Segment(2, 4, 2, (0,))
     first, whole = slice(0, 2), slice(0, 4)
-    assert [*shared_prefix._blocks((prompt, response), group=2)] == [
+    assert [*shared_prefix._blocks((prompt, response), group=2, window=None)] == [
         (range(0, 2), 2, [(slice(0, 4), whole, first, first)]),
         (range(2, 4), 4, [(slice(4, 8), whole, first, first), (slice(4, 8), whole, slice(2, 4), slice(2, 4))]),
         (range(4, 6), 6, [(slice(8, 12), whole, first, first), (slice(8, 12), whole, slice(2, 6), slice(2, 6))]),

@@ -5,6 +5,7 @@ A task whose reference changes data is judged by what the agent has left behind 
 
 from __future__ import annotations
 
+import random
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -51,6 +52,7 @@ from sql_agent.text_to_sql.judges import (
 from sql_agent.text_to_sql.linking import SchemaLinker, column_values
 from sql_agent.text_to_sql.load import named_in, read_questions, split_questions
 from sql_agent.text_to_sql.nondeterministic import nondeterministic_part
+from sql_agent.text_to_sql.other_names import renamed_copies
 from sql_agent.text_to_sql.schema import LinkedTables, Rendered, lengths, render_schema
 from sql_agent.text_to_sql.shown_names import as_shown
 from sql_agent.text_to_sql.ties import probes, ranked, ranks
@@ -421,6 +423,13 @@ class TextToSql(Environment):
         if not task.changes:
             task = replace(task, query=as_shown(task.query, self.databases.schema(task.db_id), self._engine))
         return solution_calls(task, self._engine)
+
+    def renamed_copies(
+        self, conversations: Sequence[tuple[str, list[Message]]], *, together: int, draw: random.Random
+    ) -> list[list[Message]]:
+        """The conversations again under other names; see `sql_agent.text_to_sql.other_names`."""
+        schema_of, ddl = self.databases.schema, self._form == "ddl"
+        return renamed_copies(conversations, schema_of, self._engine, ddl=ddl, together=together, draw=draw)
 
     def typed(self, id: str, question: str, like: Question | None) -> Question:
         """The question about the only database, or else about the one of the task that was asked last."""

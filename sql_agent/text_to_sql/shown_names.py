@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from dbbench_adapter.engines.engine import Engine, TableInfo
 
 # Words that are a clause far more often than a column's name.
-_CLAUSES = frozenset({
+CLAUSES = frozenset({
     "all", "and", "as", "asc", "between", "by", "case", "cast", "cross", "desc", "distinct", "else", "end", "except",
     "exists", "from", "group", "having", "in", "inner", "intersect", "is", "join", "left", "like", "limit", "natural",
     "not", "null", "offset", "on", "or", "order", "outer", "select", "then", "union", "using", "when", "where",
@@ -26,11 +26,11 @@ def as_shown(query: str, tables: Sequence[TableInfo], engine: Engine) -> str:
             that the query names counts.
     """
     parts = list(engine.tokens(query))
-    words = {_folded(part.text.strip('`"[]')) for part in parts}
-    read = [] if "with" in words else [table for table in tables if _folded(table.name) in words]
+    words = {folded(part.text.strip('`"[]')) for part in parts}
+    read = [] if "with" in words else [table for table in tables if folded(table.name) in words]
     names = [name for table in read for name in (table.name, *(column.name for column in table.columns))]
-    spelled = {_folded(name): name for name in reversed(names) if _folded(name) not in _CLAUSES}
-    spelled |= _aliases([_folded(part.text) for part in parts if part.kind != "blank"], read, spelled.keys())
+    spelled = {folded(name): name for name in reversed(names) if folded(name) not in CLAUSES}
+    spelled |= _aliases([folded(part.text) for part in parts if part.kind != "blank"], read, spelled.keys())
     text, blank = "", False
     for number, part in enumerate(parts):
         if part.kind == "blank":
@@ -39,14 +39,14 @@ def as_shown(query: str, tables: Sequence[TableInfo], engine: Engine) -> str:
         called = "".join(after.text for after in parts[number + 1 :][:2]).lstrip().startswith("(")
         close = part.text in (",", ";", ")") or text.endswith("(") or not text
         text += " " if (blank or text.endswith(",")) and not close else ""
-        text += part.text if called or part.text in names else spelled.get(_folded(part.text), part.text)
+        text += part.text if called or part.text in names else spelled.get(folded(part.text), part.text)
         blank = False
     return text.rstrip("; ")
 
 
 def _aliases(words: Sequence[str], read: Sequence[TableInfo], names: Collection[str]) -> dict[str, str]:
     """T1, T2, ... by what a query calls its tables; empty if one of these words has another meaning there too."""
-    tables = {_folded(table.name) for table in read}
+    tables = {folded(table.name) for table in read}
     given = [
         alias for name, word, alias in zip(words, words[1:], words[2:], strict=False) if name in tables and word == "as"
     ]
@@ -56,6 +56,6 @@ def _aliases(words: Sequence[str], read: Sequence[TableInfo], names: Collection[
     return aliases if is_plain and not others & {each.lower() for each in aliases.values()} else {}
 
 
-def _folded(name: str) -> str:
+def folded(name: str) -> str:
     """As SQLite compares names, where only the case of ASCII's letters is free."""
     return "".join(letter.lower() if letter.isascii() else letter for letter in name)

@@ -91,6 +91,7 @@ REFUSED = {
         (["--dataset", "gsm8k:gone.jsonl"], "gone.jsonl: no such file"),
         (["--dataset", "dbbench", "--tasks", "gone.jsonl"], "gone.jsonl does not exist; name a file that is there"),
         (["--protocol", "text"], "--protocol belongs to --dataset dbbench, this one is "),
+        (["--renamed-copies", "1"], "--renamed-copies belongs to --dataset text2sql, this one is "),
         (["--max-prompt-tokens", "64"], "--max-prompt-tokens belongs to --dataset gsm8k or --dataset dbbench or --env"),
         (["--max_length", "16"], "all 16 conversations are longer than --max-length 16; the shortest has "),
         (["--device", "cuda"], "--device cuda: torch sees no GPU here"),

@@ -1,0 +1,177 @@
+"""Writes conversations about a database again, with other names for its tables and columns.
+
+A policy that learns from some databases meets their names again and again, and learns them by heart. For a database
+that it never saw it then writes names that the prompt does not have (doc/train_result_test.md). With names drawn anew
+only the prompt tells them.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from dbbench_adapter.engines.engine import Engine, TableInfo
+from dbbench_adapter.interaction import Message
+from sql_agent.text_to_sql.schema import render_schema
+from sql_agent.text_to_sql.shown_names import CLAUSES, folded
+
+_STYLES: tuple[Callable[[list[str]], str], ...] = (
+    lambda words: "_".join(words).lower(),
+    lambda words: "_".join(words).upper(),
+    lambda words: "_".join(word.capitalize() for word in words),
+    lambda words: "".join(word.capitalize() for word in words),
+    lambda words: words[0].lower() + "".join(word.capitalize() for word in words[1:]),
+    lambda words: "".join(words).lower(),
+)
+_MORE = ("data", "full", "info", "item", "list", "main", "new", "old", "rec", "ref", "set", "std", "val", "value", "x")
+"""Words that say little, as people put them before and behind names."""
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+_TRIES = 20
+
+
+def renamed_copies(
+    conversations: Sequence[tuple[str, list[Message]]],
+    schema_of: Callable[[str], Sequence[TableInfo]],
+    engine: Engine,
+    *,
+    ddl: bool,
+    together: int,
+    draw: random.Random,
+) -> list[list[Message]]:
+    """
+    Args:
+        conversations: the database of each, and its messages, whose calls hold a query as `sql`.
+        ddl: whether prompts show CREATE statements.
+        together: conversations about one database that share a draw of names, so that a batch computes one schema.
+    Returns:
+        The copies, in an order of their own. A conversation whose prompt does not show the whole schema has none.
+    """
+    groups: dict[str, list[list[Message]]] = defaultdict(list)
+    for database, messages in conversations:
+        groups[database].append(messages)
+    copies = []
+    for database, members in groups.items():
+        tables = schema_of(database)
+        shown = render_schema(tables, ddl=ddl).text
+        whole = [messages for messages in members if shown in messages[0]["content"]]
+        draw.shuffle(whole)
+        for at in range(0, len(whole), together):
+            part = whole[at : at + together]
+            names = draw_names(tables, _quoted(part, engine), draw)
+            text = render_schema(with_names(tables, names, draw), ddl=ddl).text
+            copies += [_copy(messages, shown, text, names, engine) for messages in part]
+    return copies
+
+
+def draw_names(tables: Sequence[TableInfo], kept: Collection[str], draw: random.Random) -> dict[str, str]:
+    """Draw a name for each name of the schema, in one style for tables and one for columns.
+
+    Half of them lose or gain something too: a word more, words cut short or without vowels, another number. Names that
+    need quotes stay.
+
+    Args:
+        kept: names that stay, folded.
+    Returns:
+        The new names by the old ones, folded.
+    """
+    of_tables, of_columns = draw.choice(_STYLES), draw.choice(_STYLES)
+    given = [(table.name, of_tables) for table in tables]
+    given += [(column.name, of_columns) for table in tables for column in table.columns]
+    stays = {*kept, *CLAUSES, *(folded(name) for name, _ in given if not (name.isascii() and name.isidentifier()))}
+    names: dict[str, str] = {folded(name): name for name, _ in given if folded(name) in stays}
+    taken = {*stays}
+    for name, style in given:
+        if folded(name) not in names:
+            names[folded(name)] = _other(name, style, taken, draw)
+            taken.add(folded(names[folded(name)]))
+    return names
+
+
+def with_names(tables: Sequence[TableInfo], names: Mapping[str, str], draw: random.Random) -> list[TableInfo]:
+    """The tables under other names, and their columns behind the first one, in an order drawn anew."""
+
+    def of(name: str) -> str:
+        return names.get(folded(name), name)
+
+    renamed = []
+    for table in tables:
+        columns = [replace(column, name=of(column.name)) for column in table.columns]
+        rest = columns[1:]
+        draw.shuffle(rest)
+        renamed.append(
+            replace(
+                table,
+                name=of(table.name),
+                columns=(*columns[:1], *rest),
+                primary_key=tuple(map(of, table.primary_key)),
+                foreign_keys=tuple((of(own), of(other), of(theirs)) for own, other, theirs in table.foreign_keys),
+            )
+        )
+    draw.shuffle(renamed)
+    return renamed
+
+
+def query_with_names(query: str, names: Mapping[str, str], engine: Engine) -> str:
+    """The query under other names. What stands in quotes and what is called as a function stays."""
+    parts = list(engine.tokens(query))
+    text = ""
+    for number, part in enumerate(parts):
+        called = "".join(after.text for after in parts[number + 1 :][:2]).lstrip().startswith("(")
+        before = next((earlier.text.lower() for earlier in reversed(parts[:number]) if earlier.kind != "blank"), "")
+        is_name = folded(part.text) in names and (not called or before in ("from", "into", "join"))
+        text += names[folded(part.text)] if is_name else part.text
+    return text
+
+
+def _other(name: str, style: Callable[[list[str]], str], taken: Collection[str], draw: random.Random) -> str:
+    words = _WORD.findall(name) or [name]
+    for _ in range(_TRIES):
+        new = style(draw.choice(_CHANGES)(words, draw) if draw.random() < 0.5 else words)
+        if new.isidentifier() and folded(new) not in taken and not re.fullmatch(r"[tT]\d+", new):
+            return new
+    return name
+
+
+def _plural(words: list[str], _: random.Random) -> list[str]:
+    first = words[0]
+    return [first[:-1] if first.lower().endswith("s") and len(first) > 1 else f"{first}s", *words[1:]]
+
+
+_CHANGES: tuple[Callable[[list[str], random.Random], list[str]], ...] = (
+    lambda words, draw: [*words, draw.choice(_MORE)],
+    lambda words, draw: [draw.choice(_MORE), *words],
+    lambda words, draw: [word[: draw.randint(3, 5)] for word in words],
+    lambda words, _: [word[0] + re.sub("[aeiouAEIOU]", "", word[1:]) for word in words],
+    _plural,
+)
+
+
+def _quoted(conversations: Sequence[list[Message]], engine: Engine) -> set[str]:
+    """The words that stand in quotes in a query, which may be names or texts, folded."""
+    queries = [call["sql"] for messages in conversations for call in _calls(messages)]
+    words = {part.text for query in queries for part in engine.tokens(query)}
+    return {folded(word.strip('`"[]')) for word in words if word[:1] in ('"', "`", "[")}
+
+
+def _calls(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    calls = [json.loads(call["function"]["arguments"]) for each in messages for call in each.get("tool_calls") or ()]
+    return [arguments for arguments in calls if "sql" in arguments]
+
+
+def _copy(
+    messages: Sequence[Message], shown: str, text: str, names: Mapping[str, str], engine: Engine
+) -> list[Message]:
+    copied: list[Message] = json.loads(json.dumps(messages))
+    copied[0]["content"] = copied[0]["content"].replace(shown, text)
+    for each in copied:
+        for call in each.get("tool_calls") or ():
+            arguments = json.loads(call["function"]["arguments"])
+            if "sql" in arguments:
+                arguments["sql"] = query_with_names(arguments["sql"], names, engine)
+            call["function"]["arguments"] = json.dumps(arguments)
+    return copied
