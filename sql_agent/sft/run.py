@@ -280,7 +280,7 @@ def add_renamed_copies(found: Demonstrations, tasks: Sequence[Any], environment:
         where = f"copy {number} under other names"
         found.kept += [Demonstration(messages, environment.tools, where) for messages in copies]
         if missing := len(given) - len(copies):
-            found.notes[f"{where}: none, since the prompt does not show the whole schema"] = missing
+            found.notes[f"{where}: none (part of a schema, a name in the question, *, WITH, changes)"] = missing
 
 
 def data_of(cfg: SftConfig) -> DataConfig:

@@ -1,8 +1,7 @@
 """Writes conversations about a database again, with other names for its tables and columns.
 
-A policy that learns from some databases meets their names again and again, and learns them by heart. For a database
-that it never saw it then writes names that the prompt does not have (doc/train_result_test.md). With names drawn anew
-only the prompt tells them.
+A policy learns the names of its training databases by heart. For a database that it never saw it then writes names that
+the prompt does not have (doc/train_result_test.md). With names drawn anew only the prompt tells them.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import Any
 
 from dbbench_adapter.engines.engine import Engine, TableInfo
 from dbbench_adapter.interaction import Message
-from sql_agent.text_to_sql.schema import render_schema
+from sql_agent.text_to_sql.schema import is_plain, render_schema
 from sql_agent.text_to_sql.shown_names import CLAUSES, folded
 
 _STYLES: tuple[Callable[[list[str]], str], ...] = (
@@ -32,6 +31,16 @@ _MORE = ("data", "full", "info", "item", "list", "main", "new", "old", "rec", "r
 """Words that say little, as people put them before and behind names."""
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 _TRIES = 20
+# Words of SQL that are no keyword everywhere, and that a query may hold beside a column of that name.
+_SYNTAX = frozenset({
+    "blob", "current", "delete", "filter", "first", "if", "insert", "integer", "into", "key", "last", "nocase", "nulls",
+    "numeric", "over", "partition", "range", "real", "recursive", "replace", "row", "rows", "text", "update", "window",
+    "with",
+})  # fmt: skip
+_HIDDEN = frozenset({"_rowid_", "oid", "rowid"})
+"""Columns that every table of SQLite has."""
+_BY_PLACE = re.compile(r"\*|\bwith\b|\b(from|join|into)\s*'|\.\s*'", re.IGNORECASE)
+_COUNTED = re.compile(r"count\s*\(\s*\*\s*\)", re.IGNORECASE)
 
 
 def renamed_copies(
@@ -49,7 +58,9 @@ def renamed_copies(
         ddl: whether prompts show CREATE statements.
         together: conversations about one database that share a draw of names, so that a batch computes one schema.
     Returns:
-        The copies, in an order of their own. A conversation whose prompt does not show the whole schema has none.
+        The copies, in an order of their own. A conversation has none if its prompt does not show the whole schema, if
+        it names a column outside of its query, or if its query is no SELECT, or one whose meaning hangs on the order of
+        columns (`*`) or on names in single quotes or of its own (WITH).
     """
     groups: dict[str, list[list[Message]]] = defaultdict(list)
     for database, messages in conversations:
@@ -58,17 +69,23 @@ def renamed_copies(
     for database, members in groups.items():
         tables = schema_of(database)
         shown = render_schema(tables, ddl=ddl).text
-        whole = [messages for messages in members if shown in messages[0]["content"]]
+        whole = [messages for messages in members if _can_be_renamed(messages, shown, tables)]
         draw.shuffle(whole)
         for at in range(0, len(whole), together):
             part = whole[at : at + together]
-            names = draw_names(tables, _quoted(part, engine), draw)
+            words = _words(part, engine)
+            quoted = {folded(word.strip('`"[]')) for word in words if word[:1] in ('"', "`", "[")}
+            names = draw_names(tables, quoted, draw, taken={folded(word) for word in words})
+            if all(old == folded(new) for old, new in names.items()):
+                continue
             text = render_schema(with_names(tables, names, draw), ddl=ddl).text
             copies += [_copy(messages, shown, text, names, engine) for messages in part]
     return copies
 
 
-def draw_names(tables: Sequence[TableInfo], kept: Collection[str], draw: random.Random) -> dict[str, str]:
+def draw_names(
+    tables: Sequence[TableInfo], kept: Collection[str], draw: random.Random, taken: Collection[str] = ()
+) -> dict[str, str]:
     """Draw a name for each name of the schema, in one style for tables and one for columns.
 
     Half of them lose or gain something too: a word more, words cut short or without vowels, another number. Names that
@@ -76,19 +93,20 @@ def draw_names(tables: Sequence[TableInfo], kept: Collection[str], draw: random.
 
     Args:
         kept: names that stay, folded.
+        taken: words that no new name may be, such as aliases, folded.
     Returns:
         The new names by the old ones, folded.
     """
     of_tables, of_columns = draw.choice(_STYLES), draw.choice(_STYLES)
     given = [(table.name, of_tables) for table in tables]
     given += [(column.name, of_columns) for table in tables for column in table.columns]
-    stays = {*kept, *CLAUSES, *(folded(name) for name, _ in given if not (name.isascii() and name.isidentifier()))}
+    stays = {*kept, *CLAUSES, *_SYNTAX, *(folded(name) for name, _ in given if not is_plain(name))}
     names: dict[str, str] = {folded(name): name for name, _ in given if folded(name) in stays}
-    taken = {*stays}
+    used = {*stays, *_HIDDEN, *taken, *(folded(name) for name, _ in given)}
     for name, style in given:
         if folded(name) not in names:
-            names[folded(name)] = _other(name, style, taken, draw)
-            taken.add(folded(names[folded(name)]))
+            names[folded(name)] = _other(name, style, used, draw)
+            used.add(folded(names[folded(name)]))
     return names
 
 
@@ -117,13 +135,13 @@ def with_names(tables: Sequence[TableInfo], names: Mapping[str, str], draw: rand
 
 
 def query_with_names(query: str, names: Mapping[str, str], engine: Engine) -> str:
-    """The query under other names. What stands in quotes and what is called as a function stays."""
+    """The query under other names. Words in quotes and names of functions stay."""
     parts = list(engine.tokens(query))
     text = ""
     for number, part in enumerate(parts):
         called = "".join(after.text for after in parts[number + 1 :][:2]).lstrip().startswith("(")
         before = next((earlier.text.lower() for earlier in reversed(parts[:number]) if earlier.kind != "blank"), "")
-        is_name = folded(part.text) in names and (not called or before in ("from", "into", "join"))
+        is_name = folded(part.text) in names and (not called or before in (".", "from", "into", "join"))
         text += names[folded(part.text)] if is_name else part.text
     return text
 
@@ -132,7 +150,8 @@ def _other(name: str, style: Callable[[list[str]], str], taken: Collection[str],
     words = _WORD.findall(name) or [name]
     for _ in range(_TRIES):
         new = style(draw.choice(_CHANGES)(words, draw) if draw.random() < 0.5 else words)
-        if new.isidentifier() and folded(new) not in taken and not re.fullmatch(r"[tT]\d+", new):
+        is_free = folded(new) == folded(name) or folded(new) not in {*taken, *CLAUSES, *_SYNTAX}
+        if is_plain(new) and is_free and not re.fullmatch(r"[tT]\d+", new):
             return new
     return name
 
@@ -151,11 +170,21 @@ _CHANGES: tuple[Callable[[list[str], random.Random], list[str]], ...] = (
 )
 
 
-def _quoted(conversations: Sequence[list[Message]], engine: Engine) -> set[str]:
-    """The words that stand in quotes in a query, which may be names or texts, folded."""
+def _can_be_renamed(messages: Sequence[Message], shown: str, tables: Sequence[TableInfo]) -> bool:
+    queries = [call["sql"] for call in _calls(messages)]
+    own = {name for table in tables for name in (table.name, *(column.name for column in table.columns))}
+    said = re.findall(r"\w+", " ".join(str(each.get("content") or "") for each in messages[1:]))
+    return (
+        shown in messages[0]["content"]
+        and all(query.lstrip().lower().startswith("select") for query in queries)
+        and not any(_BY_PLACE.search(_COUNTED.sub("", query)) for query in queries)
+        and not any(word in own and not ((word.islower() and word.isalpha()) or word.istitle()) for word in said)
+    )
+
+
+def _words(conversations: Sequence[list[Message]], engine: Engine) -> set[str]:
     queries = [call["sql"] for messages in conversations for call in _calls(messages)]
-    words = {part.text for query in queries for part in engine.tokens(query)}
-    return {folded(word.strip('`"[]')) for word in words if word[:1] in ('"', "`", "[")}
+    return {part.text for query in queries for part in engine.tokens(query)}
 
 
 def _calls(messages: Sequence[Message]) -> list[dict[str, Any]]:

@@ -205,8 +205,12 @@ def _statement(table: TableInfo) -> str:
 
 
 def sql_name(name: str, quote: str) -> str:
-    plain = quote == '"' and name.isidentifier() and name.isascii() and name.lower() not in _KEYWORDS.split()
-    return name if plain else quoted(name, quote)
+    return name if quote == '"' and is_plain(name) else quoted(name, quote)
+
+
+def is_plain(name: str) -> bool:
+    """Whether a name needs no quotes in SQLite."""
+    return name.isidentifier() and name.isascii() and name.lower() not in _KEYWORDS.split()
 
 
 def quoted(name: str, quote: str) -> str:
