@@ -5,6 +5,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from sql_agent import log_probs
 from sql_agent.local.packed_model import VOCAB_TILE, score_tokens
 
 SHAPE = {
@@ -14,7 +15,7 @@ SHAPE = {
     "num_attention_heads": 2,
     "num_key_value_heads": 1,
     "head_dim": 8,
-    "vocab_size": 2 * VOCAB_TILE + 5,  # three tiles, the last one narrow
+    "vocab_size": 2 * VOCAB_TILE + 5,  # three tiles of TRL's function, the last one narrow
     "pad_token_id": 0,
 }
 MODELS = [
@@ -106,3 +107,15 @@ def test_an_adapter_on_the_output_layer_is_refused():
     model = get_peft_model(model_of({"model_type": "llama", "tie_word_embeddings": False}), config)
     with pytest.raises(ValueError, match="leave lm_head out of target_modules"):
         score_tokens(model, IDS, ATTENTION, CHOSEN)
+
+
+def test_the_output_layers_factors_are_rounded_where_those_of_other_layers_are(monkeypatch):
+    seen, product = [], log_probs._product
+    monkeypatch.setattr(
+        log_probs, "_product", lambda a, b, rounded, *room: seen.append(rounded) or product(a, b, rounded, *room)
+    )
+    model = model_of({"model_type": "llama"})
+    for bfloat16 in (False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16):
+            score_tokens(model, IDS, ATTENTION, CHOSEN).log_probs.sum().backward()
+    assert seen == [False] * 4 + [True] * 4  # logits forwards and backwards, gradients of states and weights
