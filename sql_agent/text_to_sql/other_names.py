@@ -88,7 +88,7 @@ def draw_names(
 ) -> dict[str, str]:
     """Draw a name for each name of the schema, in one style for tables and one for columns.
 
-    Half of them lose or gain something too: a word more, words cut short or without vowels, another number. Names that
+    Half of them lose or gain something too: a word more, words cut short or without vowels, the plural. Names that
     need quotes stay.
 
     Args:
