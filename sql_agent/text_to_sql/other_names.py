@@ -16,8 +16,8 @@ from typing import Any
 
 from dbbench_adapter.engines.engine import Engine, TableInfo
 from dbbench_adapter.interaction import Message
-from sql_agent.text_to_sql.schema import is_plain, render_schema
-from sql_agent.text_to_sql.shown_names import CLAUSES, folded
+from sql_agent.text_to_sql.schema import folded, is_plain, render_schema
+from sql_agent.text_to_sql.shown_names import CLAUSES
 
 _STYLES: tuple[Callable[[list[str]], str], ...] = (
     lambda words: "_".join(words).lower(),

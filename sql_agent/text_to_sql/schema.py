@@ -215,3 +215,8 @@ def is_plain(name: str) -> bool:
 
 def quoted(name: str, quote: str) -> str:
     return quote + name.replace(quote, 2 * quote) + quote
+
+
+def folded(name: str) -> str:
+    """As SQLite compares names, where only the case of ASCII's letters is free."""
+    return "".join(letter.lower() if letter.isascii() else letter for letter in name)

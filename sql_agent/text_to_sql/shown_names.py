@@ -1,10 +1,12 @@
-"""Writes a reference query as a demonstration shows it: names as the prompt spells them, and even blanks."""
+"""Writes a reference query as a demonstration shows it: names as the prompt spells them, and tables before columns."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from dbbench_adapter.engines.engine import Engine, TableInfo
+from sql_agent.text_to_sql.qualified import qualified
+from sql_agent.text_to_sql.schema import folded
 
 # Words that are a clause far more often than a column's name.
 CLAUSES = frozenset({
@@ -12,25 +14,35 @@ CLAUSES = frozenset({
     "exists", "from", "group", "having", "in", "inner", "intersect", "is", "join", "left", "like", "limit", "natural",
     "not", "null", "offset", "on", "or", "order", "outer", "select", "then", "union", "using", "when", "where",
 })  # fmt: skip
+_AGGREGATES = frozenset({"avg", "count", "max", "min", "sum"})
 
 
 def as_shown(query: str, tables: Sequence[TableInfo], engine: Engine) -> str:
-    """The query with the bare names of tables and columns in the schema's spelling, without comments, and with T1, T2
-    for what it calls its tables (`AS`).
+    """The query as people write it in as many ways, written in one.
 
-    People write `employee_id` where the schema has `EMPLOYEE_ID`. Both run, and their tokens have nothing in common, so
-    a policy could not learn to copy names from its prompt. A query that names tables of its own (WITH) keeps its words.
+    - The bare names of tables and columns have the schema's spelling. People write `employee_id` where the schema has
+      `EMPLOYEE_ID`; their tokens have nothing in common, so a policy could not learn to copy names from its prompt.
+    - Each column stands behind its table's name (`qualified`). A table that needs an alias (`AS`) has T1, T2.
+    - Clauses and aggregates are in capitals, blanks are even, comments are gone.
+
+    A query that names tables of its own (WITH) keeps its names.
 
     Args:
         tables: the database's. Where two spell a name differently, the one that the query has stays, or else the first
             that the query names counts.
     """
-    parts = list(engine.tokens(query))
-    words = {folded(part.text.strip('`"[]')) for part in parts}
+    words = {folded(part.text.strip('`"[]')) for part in engine.tokens(query)}
     read = [] if "with" in words else [table for table in tables if folded(table.name) in words]
     names = [name for table in read for name in (table.name, *(column.name for column in table.columns))]
     spelled = {folded(name): name for name in reversed(names) if folded(name) not in CLAUSES}
-    spelled |= _aliases([folded(part.text) for part in parts if part.kind != "blank"], read, spelled.keys())
+    even = qualified(_even(query, names, spelled, engine), tables, engine)
+    parts = list(engine.tokens(even))
+    aliases = _aliases([folded(part.text) for part in parts if part.kind != "blank"], read, spelled)
+    return "".join(aliases.get(folded(part.text), part.text) for part in parts)
+
+
+def _even(query: str, names: Collection[str], spelled: Mapping[str, str], engine: Engine) -> str:
+    parts = list(engine.tokens(query))
     text, blank = "", False
     for number, part in enumerate(parts):
         if part.kind == "blank":
@@ -39,7 +51,11 @@ def as_shown(query: str, tables: Sequence[TableInfo], engine: Engine) -> str:
         called = "".join(after.text for after in parts[number + 1 :][:2]).lstrip().startswith("(")
         close = part.text in (",", ";", ")") or text.endswith("(") or not text
         text += " " if (blank or text.endswith(",")) and not close else ""
-        text += part.text if called or part.text in names else spelled.get(folded(part.text), part.text)
+        word = folded(part.text)
+        if word in CLAUSES or (called and word in _AGGREGATES):
+            text += part.text.upper()
+        else:
+            text += part.text if called or part.text in names else spelled.get(word, part.text)
         blank = False
     return text.rstrip("; ")
 
@@ -54,8 +70,3 @@ def _aliases(words: Sequence[str], read: Sequence[TableInfo], names: Collection[
     others = {*words} - aliases.keys()
     is_plain = all(alias.isidentifier() and alias not in names for alias in aliases)
     return aliases if is_plain and not others & {each.lower() for each in aliases.values()} else {}
-
-
-def folded(name: str) -> str:
-    """As SQLite compares names, where only the case of ASCII's letters is free."""
-    return "".join(letter.lower() if letter.isascii() else letter for letter in name)
