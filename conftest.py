@@ -29,8 +29,8 @@ os.environ["XDG_CONFIG_HOME"] = str(Path(__file__).parent / ".pytest_cache" / "s
 
 
 def pytest_addoption(parser):
-    parser.addoption("--full", action="store_true", help="long tests at full size: hostile statements, fuzzing, 1,000 "
-                     "rollouts; minutes to an hour")  # fmt: skip
+    parser.addoption("--full", action="store_true", help="tests that are marked so, and long tests at full size: "
+                     "hostile statements, fuzzing, 1,000 rollouts; hours")  # fmt: skip
 
 
 ONE_CERTIFICATE = Path(__file__).parent / ".pytest_cache" / "one_certificate.pem"
@@ -54,6 +54,7 @@ CHAINS = (
     "test_own_database_recipe.py",
     "test_typed_pages.py",
     "test_end_to_end.py",
+    "test_improve.py",
     "test_two_nodes.py",
     "test_preflight_nodes.py",
     "test_workers_end_to_end.py",
@@ -129,8 +130,11 @@ def pytest_sessionfinish():
     gc.unfreeze()  # libraries made with nanobind report what outlasts the interpreter as a leak
 
 
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
     """What takes longest begins first: chains, then files with slow tests, so that no worker ends with one alone."""
+    for item in [] if config.getoption("--full") else items:
+        if (mark := item.get_closest_marker("full")) is not None:
+            item.add_marker(pytest.mark.skip(reason=f"with --full: {mark.args[0]}"))
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     place = {name: number for number, name in enumerate(CHAINS)}
     items.sort(key=lambda item: (place.get(item.path.name, len(CHAINS)), item.path not in slow))

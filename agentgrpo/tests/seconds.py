@@ -7,11 +7,12 @@ REFERENCE_S = 0.03
 
 
 def seconds_here(seconds: float) -> float:
-    """How long a core takes here, now, for what took `seconds` where the bounds were set; never less.
+    """Twice as long as a core takes here, now, for what took `seconds` where the bounds were set.
 
-    An older core, or one whose other half is busy, takes several times the CPU seconds.
+    An older core, or one whose other half is busy, takes several times the CPU seconds. Twice, since its speed changes
+    within a test; what such a bound guards against takes far longer.
     """
-    return seconds * max(1.0, min(_count() for _ in range(3)) / REFERENCE_S)
+    return 2 * seconds * max(1.0, min(_count() for _ in range(3)) / REFERENCE_S)
 
 
 def _count() -> float:

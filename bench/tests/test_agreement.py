@@ -7,10 +7,9 @@ from bench.agreement import MODELS, in_a_process, line_of
 
 @pytest.mark.slow
 @pytest.mark.timeout(4000)
+@pytest.mark.full("each takes half a minute; test_weight_sync.py compares vLLM with the trainer")
 @pytest.mark.parametrize("kind", MODELS)
-def test_log_probs_of_a_random_model_agree(kind, request):
-    if kind != "Qwen3" and not request.config.getoption("--full"):
-        pytest.skip("each takes half a minute: --full")
+def test_log_probs_of_a_random_model_agree(kind):
     found = in_a_process(kind)
     if "window" in kind or kind == "Gemma 3":
         assert "input.block_size" in found["failed"]

@@ -56,9 +56,8 @@ def test_a_folder_without_an_evaluator_is_named(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.skipif(not GEOGRAPHY.is_dir(), reason="../shared/text2sql/geography is not there")
 @pytest.mark.parametrize("judge", ["spider", "bird"])
-def test_4000_verdicts_on_geoquery_are_those_of_the_published_code(request, judge):
-    if not request.config.getoption("--full"):
-        pytest.skip("--full judges 4,000 pairs: minutes")
+@pytest.mark.full("judges 4,000 pairs: minutes")
+def test_4000_verdicts_on_geoquery_are_those_of_the_published_code(judge):
     recorded = json.loads(VERDICTS.read_text("utf-8"))[judge]
     pairs = question_pairs(GEOGRAPHY, [GEOGRAPHY / "train.json", GEOGRAPHY / "test.json"], 4_000)
     with TextToSql(GEOGRAPHY, judge) as environment:

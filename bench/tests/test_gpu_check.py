@@ -165,9 +165,8 @@ def test_without_a_gpu_it_is_refused_in_a_sentence_before_anything_is_installed(
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-def test_every_stage_passes_on_a_cpu(small_policy, tmp_path, request):
-    if not request.config.getoption("--full"):
-        pytest.skip("five whole runs, minutes: with --full")
+@pytest.mark.full("five whole runs, minutes")
+def test_every_stage_passes_on_a_cpu(small_policy, tmp_path):
     folder = tmp_path / "check"
     command = [sys.executable, "-m", "bench.gpu_check", "--device", "cpu", "--model", str(small_policy)]
     command += ["--run-dir", str(folder), "--sizes", "tiny lora"]

@@ -3,7 +3,7 @@
 About a minute each. The small policy solves hardly any of the tasks; what counts is whose tasks, rewards and turns are
 trained. The pages of own_agent, own_environment and medical have tests of their own. Without `--full` the commands of
 gsm8k, own_reward and own_database only plan their runs: an environment of one's own, a reward and a database are
-trained by those tests and by test_own_database_recipe.py too.
+trained by those tests and by test_own_database_recipe.py too; LangGraph's graph is played by a test of its own.
 """
 
 import re
@@ -48,10 +48,7 @@ def check_trained(run):
     assert run.metrics["engine/probs_diff_max"] < 1e-3
 
 
-@pytest.fixture
-def full(request):
-    if not request.config.getoption("--full"):
-        pytest.skip("other tests train in every run what this one trains: --full")
+full = pytest.mark.full("other tests train in every run what this one trains")
 
 
 def flags_of_shop(folder):
@@ -73,7 +70,7 @@ def test_a_page_s_command_plans_its_run(example, settings, tmp_path, capsys, mon
     assert "train steps: 20" in planned
 
 
-@pytest.mark.usefixtures("full")
+@full
 def test_gsm8k_is_rewarded_for_the_right_number(tmp_path):
     run = train_small_policy(tmp_path, *flags_of("gsm8k"), settings=SETTINGS)
     check_trained(run)
@@ -85,7 +82,7 @@ def test_gsm8k_is_rewarded_for_the_right_number(tmp_path):
         assert (rollout["reward"], rollout["score"]["value"]) == (float(right), float(right))
 
 
-@pytest.mark.usefixtures("full")
+@full
 def test_a_database_is_asked_and_stays_as_it_is(tmp_path):
     flags = flags_of_shop(tmp_path / "shop")
     before = (tmp_path / "shop" / "shop.sqlite").read_bytes()
@@ -97,7 +94,7 @@ def test_a_database_is_asked_and_stays_as_it_is(tmp_path):
     assert (tmp_path / "shop" / "shop.sqlite").read_bytes() == before
 
 
-@pytest.mark.usefixtures("full")
+@full
 def test_two_rewards_are_added_to_correctness(tmp_path):
     run = train_small_policy(tmp_path, *flags_of("own_reward"), settings=SETTINGS)
     check_trained(run)
@@ -109,6 +106,7 @@ def test_two_rewards_are_added_to_correctness(tmp_path):
     assert {rollout["reward_parts"]["looks_first"] for rollout in run.rollouts} <= {0.0, 1.0}
 
 
+@pytest.mark.full("test_langgraph_agent.py plays it, and test_user_agents.py its turns through the proxy")
 def test_the_graph_of_langgraphs_tutorial_is_trained_as_it_is(tmp_path):
     pytest.importorskip("langgraph", reason="needs the extra langgraph of pyproject.toml")
     run = train_small_policy(tmp_path, *flags_of("langgraph_agent"), settings=SETTINGS)

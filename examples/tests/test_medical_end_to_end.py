@@ -13,7 +13,11 @@ import pytest
 from agentgrpo.machine import free_port
 from sql_agent.tests.conftest import train_small_policy, wait_for
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(1800),
+    pytest.mark.full("test_reward_model_chain.py serves such a model, and test_medical.py plays the tasks"),
+]
 
 ROOT = Path(__file__).parents[2]
 CENTER, SCALE = 0.1, 2.0

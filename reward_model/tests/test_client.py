@@ -194,7 +194,7 @@ async def test_a_service_silent_for_a_whole_deadline_fails_calls_at_once(monkeyp
         began = time.monotonic()
         with pytest.raises(ScorerUnavailableError, match="the circuit breaker is open"):
             await client.score(ASKED)
-        assert time.monotonic() - began < 0.1
+        assert time.monotonic() - began < 0.4
         assert client.down_s > 0.6
 
 

@@ -34,6 +34,9 @@ FULL = {
     r"MODEL --d": "It trains for minutes, or reads what was trained.",
     r"pretrained-policy|smollm2|runs/shop": "The model is fetched, 93 MB, and trained for a quarter of an hour.",
     r"^doc/predecessors.md: (?:CUDA.* accelerate|python -m reward_model|python infer)": "It repeats the README's.",
+    r"^doc/predecessors.md: python3? (-m )?scripts[./](run_dbbench_greedy|train_sft|train_gsm8k|test_interactive)": (
+        "Tests of these commands run them."
+    ),
     r"^README\.zh-CN\.md": "It repeats those of the other pages.",
 }
 """What is typed with --full only, and why."""

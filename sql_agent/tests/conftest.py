@@ -348,7 +348,7 @@ def first_run(small_policy, tmp_path_factory):
             env={**os.environ, "AGL_MANAGED_STORE": "0"},
             capture_output=True,
             text=True,
-            timeout=600,
+            timeout=1200,
         )
         assert result.returncode == 0, result.stdout + result.stderr + (run_dir / "logs/driver.log").read_text()[-5000:]
         run = json.loads((run_dir / "run.json").read_text())

@@ -304,7 +304,10 @@ def test_a_policy_that_is_gone_ends_the_search_and_counts_as_no_score(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "sign",
+    [pytest.param(signal.SIGKILL, marks=pytest.mark.full("test_clean.py kills what is guarded")), signal.SIGTERM],
+)
 @with_poml
 def test_a_search_that_is_killed_leaves_no_process_and_no_folder(sign, tmp_path, heard_signals):
     """The policy never answers, so its rollouts are in flight."""
@@ -338,10 +341,9 @@ def test_a_search_that_is_killed_leaves_no_process_and_no_folder(sign, tmp_path,
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
 @with_poml
-def test_the_small_policy_on_vllm_is_measured_as_evaluate_measures_it(request, tmp_path):
+@pytest.mark.full("serves a policy: three minutes")
+def test_the_small_policy_on_vllm_is_measured_as_evaluate_measures_it(tmp_path):
     """An edit and a real policy: held-out success before is what `sql_agent.evaluate` counts on the same tasks."""
-    if not request.config.getoption("--full"):
-        pytest.skip("--full serves a policy: three minutes")
     from dbbench_adapter.tasks.load import write_tasks
     from sql_agent.evaluate import main as evaluate
     from sql_agent.tiny_policy.make import make_tiny_policy

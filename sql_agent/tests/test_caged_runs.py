@@ -37,10 +37,9 @@ def command(small_policy):
 
 
 @pytest.mark.timeout(1800)
-def test_the_whole_small_demo_tries_to_reach_nothing_but_this_machine(request):
+@pytest.mark.full("the demo takes seven minutes")
+def test_the_whole_small_demo_tries_to_reach_nothing_but_this_machine():
     """Doctor, warm start, `agl store`, training, report."""
-    if not request.config.getoption("--full"):
-        pytest.skip("the demo takes seven minutes: --full")
     left = cage.run(Plan(["env", f"RUN_DIR={RUN_DIR}", "bash", "scripts/demo.sh", "--small"], start_s=1500.0))
     print(left.output, flush=True)
     assert left.code == 0, left.output + left.logs
@@ -69,9 +68,8 @@ PHASES = {
 
 
 @pytest.mark.parametrize("number", range(FULL_RUNS))
-def test_a_run_that_is_stopped_anywhere_leaves_nothing(command, number, request, heard_signals):
-    if not request.config.getoption("--full"):
-        pytest.skip("fifty runs take an hour: --full")
+@pytest.mark.full("fifty runs take an hour")
+def test_a_run_that_is_stopped_anywhere_leaves_nothing(command, number, heard_signals):
     generator = random.Random(number)
     sign = generator.choice([signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
     phase, backend = generator.choice(list(PHASES)), generator.choice(["sqlite", "mariadb"])

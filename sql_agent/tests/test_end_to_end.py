@@ -27,7 +27,7 @@ from sql_agent.lightning.spans import read_turns
 from sql_agent.tests.conftest import COMMAND, TASKS, TRAINING, metrics
 from sql_agent.tests.records import reported
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(2700)]
 
 ROOT = Path(__file__).parents[2]
 
@@ -170,10 +170,9 @@ def test_with_a_lag_rollouts_go_on_during_updates_and_those_that_were_open_at_a_
 
 
 @pytest.mark.timeout(3 * 3600)
-def test_a_run_that_is_killed_twenty_times_ends_as_the_unbroken_one(request, small_policy, tmp_path):
+@pytest.mark.full("kills a run twenty times: an hour")
+def test_a_run_that_is_killed_twenty_times_ends_as_the_unbroken_one(small_policy, tmp_path):
     """At random: a phase of the start or a step, up to ten seconds later, the command alone or every process."""
-    if not request.config.getoption("--full"):
-        pytest.skip("--full kills a run twenty times: an hour")
     steps, chance, kills, number = 6, random.Random(0), 0, 0
     unbroken = Broken(tmp_path / "unbroken", small_policy, steps=steps)
     with unbroken.started():
@@ -199,11 +198,8 @@ def test_a_run_that_is_killed_twenty_times_ends_as_the_unbroken_one(request, sma
         assert differences(unbroken.dir, run.dir, steps) == []
 
 
-def test_a_disk_that_fills_up_stops_the_run_and_with_room_it_ends_as_the_unbroken_one(
-    request, first_run, small_policy, tmp_path
-):
-    if not request.config.getoption("--full"):
-        pytest.skip("--full fills a disk: three minutes")
+@pytest.mark.full("fills a disk: three minutes")
+def test_a_disk_that_fills_up_stops_the_run_and_with_room_it_goes_on(first_run, small_policy, tmp_path):
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", tmp_path], capture_output=True).returncode:
         pytest.skip("mounting a small disk needs root")
     try:

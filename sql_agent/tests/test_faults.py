@@ -130,9 +130,8 @@ def random_plan(generator):
     return plan
 
 
-def test_a_hundred_random_faults(chain, undisturbed, request):
-    if not request.config.getoption("--full"):
-        pytest.skip("a hundred faults take ten minutes: --full")
+@pytest.mark.full("a hundred faults take ten minutes")
+def test_a_hundred_random_faults(chain, undisturbed):
     generator, injected, lost, played, longest = random.Random(6), Counter(), Counter(), 0, 0.0
     replayed = unshaped = 0
     for number in range(FULL_ROUNDS):

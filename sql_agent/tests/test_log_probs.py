@@ -72,6 +72,6 @@ def test_rounded_factors_keep_eight_bits_and_leave_torchs_setting_as_it_was(monk
         values = LogProbs.apply(*leaves, labels, 1.0, rounded)
         found.append((*values[:2], *torch.autograd.grad(values[0].sum(), leaves)))
     torch.testing.assert_close(found[1], found[0], atol=0.02, rtol=0.02)
-    if torch.cpu._is_avx512_bf16_supported():
+    if torch.cpu._is_amx_tile_supported():
         assert not torch.equal(found[1][0], found[0][0])
     assert torch.backends.mkldnn.matmul.fp32_precision == before

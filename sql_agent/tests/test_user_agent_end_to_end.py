@@ -28,9 +28,8 @@ def check_trained(run):
     assert run.metrics["prefix/broken_frac"] == 0.0
 
 
-def test_agents_of_openai_agents_are_trained_on_the_reward_of_the_file(tmp_path, request):
-    if not request.config.getoption("--full"):
-        pytest.skip("the agent below and those of examples/multi_agent are trained so in every run: --full")
+@pytest.mark.full("the agent below and those of examples/multi_agent are trained so in every run")
+def test_agents_of_openai_agents_are_trained_on_the_reward_of_the_file(tmp_path):
     reward = f"{EXAMPLE}/orders_agent.py:reward"
     run = train(tmp_path, "--agent", f"{EXAMPLE}/orders_agent.py:agent", "--reward", reward)
     check_trained(run)

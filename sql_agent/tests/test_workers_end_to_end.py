@@ -1,5 +1,6 @@
 """Two training workers on a CPU in the whole chain, each with a vLLM beside it, against the one of `first_run`; against
-the same one, one that computes shared prompts as a GPU would, and one whose vLLM is apart from it. About five minutes.
+the same one, one that computes shared prompts as a GPU would, and one whose vLLM is apart from it. About two minutes, a
+few more with `--full`.
 """
 
 import json
@@ -21,7 +22,7 @@ from sql_agent.tests.test_workers import SAME, apart
 from sql_agent.train_sql_agent import main
 from sql_agent.verl_side.checkpoints import SHARDS
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(2700)]
 
 
 def arguments(model: Path, run_dir: Path, *, workers: int) -> list[str]:
@@ -109,6 +110,7 @@ def test_two_workers_train_the_weights_of_one(one, two, small_policy):
 METRICS = ("policy/loss", "policy/entropy", "policy/grad_norm", "reward/mean", "rollout/sampled_tokens")
 
 
+@pytest.mark.full("test_packed_engine.py compares its log-probs and gradients")
 def test_flex_attention_trains_the_same_weights_with_the_same_metrics(one, small_policy, tmp_path):
     trained(small_policy, tmp_path, "engine.shared_prompts=flex_attention", "trainer.steps=1", workers=1)
     alone, shared = metrics(one)[1], metrics(tmp_path)[1]
@@ -137,6 +139,7 @@ def test_a_checkpoint_holds_the_files_of_both_and_is_whole(two):
     assert expected <= set(sealed)
 
 
+@pytest.mark.full("test_workers.py resumes two bit for bit, and test_end_to_end.py a whole run")
 def test_two_workers_go_on_as_if_they_had_not_stopped(two, small_policy, tmp_path, capsys, monkeypatch):
     """From the folder of a run that was lost before its second checkpoint."""
     run_dir = tmp_path / "run"

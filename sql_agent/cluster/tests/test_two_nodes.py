@@ -98,11 +98,8 @@ def test_a_run_ends_with_a_node_that_trains_and_goes_on_from_its_checkpoint(smal
             assert found.stdout == "", "Ray wrote a secret"
 
 
-def test_runners_of_a_node_that_dies_go_on_elsewhere_and_a_killed_command_leaves_nothing(
-    small_policy, tmp_path, request
-):
-    if not request.config.getoption("--full"):
-        pytest.skip("two whole runs, minutes: with --full")
+@pytest.mark.full("two whole runs, minutes")
+def test_runners_of_a_node_that_dies_go_on_elsewhere_and_a_killed_command_leaves_nothing(small_policy, tmp_path):
     run_dir = tmp_path / "run"
     with two_nodes(tmp_path) as (head, other):
         start_ray(head, other, gpus=(1, 0))
@@ -124,9 +121,8 @@ def test_runners_of_a_node_that_dies_go_on_elsewhere_and_a_killed_command_leaves
         assert left_in_the_end(head, other) == []
 
 
-def test_a_node_that_joins_while_a_run_is_on_is_left_unused(small_policy, tmp_path, request):
-    if not request.config.getoption("--full"):
-        pytest.skip("a whole run, two minutes: with --full")
+@pytest.mark.full("a whole run, two minutes")
+def test_a_node_that_joins_while_a_run_is_on_is_left_unused(small_policy, tmp_path):
     run_dir = tmp_path / "run"
     with two_nodes(tmp_path) as (head, other):
         start_head(head, 1)
@@ -146,9 +142,8 @@ def test_a_node_that_joins_while_a_run_is_on_is_left_unused(small_policy, tmp_pa
         assert left_in_the_end(head, other) == []
 
 
-def test_a_pulled_cable_ends_the_run_within_deadlines_and_the_same_command_goes_on(small_policy, tmp_path, request):
-    if not request.config.getoption("--full"):
-        pytest.skip("two whole runs, six to nine minutes: with --full")
+@pytest.mark.full("two whole runs, six to nine minutes")
+def test_a_pulled_cable_ends_the_run_within_deadlines_and_the_same_command_goes_on(small_policy, tmp_path):
     run_dir, settings = tmp_path / "run", ["cluster.nodes=2"]
     with two_nodes(tmp_path) as (head, other):
         start_ray(head, other, gpus=(1, 1))
@@ -175,9 +170,8 @@ def test_a_pulled_cable_ends_the_run_within_deadlines_and_the_same_command_goes_
         assert steps(run_dir) == list(range(1, done + 2))
 
 
-def test_a_node_of_runners_whose_cable_is_pulled_costs_no_rollout(small_policy, tmp_path, request):
-    if not request.config.getoption("--full"):
-        pytest.skip("a whole run, five minutes: with --full")
+@pytest.mark.full("a whole run, five minutes")
+def test_a_node_of_runners_whose_cable_is_pulled_costs_no_rollout(small_policy, tmp_path):
     run_dir = tmp_path / "run"
     with two_nodes(tmp_path) as (head, other):
         start_ray(head, other, gpus=(1, 0))
@@ -191,9 +185,8 @@ def test_a_node_of_runners_whose_cable_is_pulled_costs_no_rollout(small_policy, 
         assert left_behind(head) == []
 
 
-def test_a_command_that_is_cut_off_from_rays_head_says_so(small_policy, tmp_path, request):
-    if not request.config.getoption("--full"):
-        pytest.skip("a whole run, six minutes: with --full")
+@pytest.mark.full("a whole run, six minutes")
+def test_a_command_that_is_cut_off_from_rays_head_says_so(small_policy, tmp_path):
     run_dir = tmp_path / "run"
     with two_nodes(tmp_path) as (head, other):
         start_ray(head, other, gpus=(0, 1))

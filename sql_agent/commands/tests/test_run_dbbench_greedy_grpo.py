@@ -37,14 +37,19 @@ def lines(path: Path) -> list[dict]:
     return [{k: v for k, v in row.items() if not k.startswith("time/") and k not in ("at", "seconds")} for row in rows]
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("one_thread")
-def test_it_trains_and_a_killed_run_ends_as_the_unbroken_one(tiny_policy, tmp_path, capsys):
-    def run(*arguments: str) -> str:
+@pytest.fixture
+def run(capsys):
+    def said(*arguments: str) -> str:
         main(arguments)
         return capsys.readouterr().out
 
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    return said
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_thread")
+def test_it_trains_and_goes_on_from_its_adapter(tiny_policy, tmp_path, run):
+    whole = tmp_path / "whole"
     printed = run(*flags(tiny_policy, whole, "--eval_tasks", "4"))
     assert "held-out after 0 tasks  greedy " in printed and "held-out after 6 tasks  greedy " in printed
     assert printed.count("greedy accuracy") == 6 + 1 and f"adapter: {whole}/adapter" in printed
@@ -61,6 +66,17 @@ def test_it_trains_and_a_killed_run_ends_as_the_unbroken_one(tiny_policy, tmp_pa
     assert [row["mode"] for row in played] == (["greedy"] + ["sampled"] * 4) * 6
     assert {row["reward"] for row in played if row["mode"] == "sampled"} <= {1.0, -1.0, -0.8, -0.2}
 
+    again = run(*flags(f"{whole}/adapter", tmp_path / "on_top", "--num_tasks", "1"))
+    assert "task 1/1" in again
+
+
+@pytest.mark.slow
+@pytest.mark.full("test_train_local_grpo.py kills a run of the same loop")
+@pytest.mark.usefixtures("one_thread")
+def test_a_killed_run_ends_as_the_unbroken_one(tiny_policy, tmp_path, run):
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    run(*flags(tiny_policy, whole, "--eval_tasks", "4"))
+    metrics = [row for row in lines(whole / "metrics.jsonl") if "greedy/correct" in row]
     process = subprocess.Popen([*COMMAND, *flags(tiny_policy, broken)], cwd=ROOT, env=QUIET, stdout=subprocess.PIPE)
     wait_for(broken / "checkpoints" / "step_000002" / "manifest.json", process)
     wait_for_lines(broken / "metrics.jsonl", 3, process)
@@ -69,12 +85,9 @@ def test_it_trains_and_a_killed_run_ends_as_the_unbroken_one(tiny_policy, tmp_pa
     printed = run(*flags(tiny_policy, broken, "--resume"))
     assert "resumed after task " in printed
     assert lines(broken / "metrics.jsonl") == metrics
-    assert lines(broken / "trajectories.jsonl") == played
+    assert lines(broken / "trajectories.jsonl") == lines(whole / "trajectories.jsonl")
     for name in ("adapter_model.safetensors", "tokenizer.json"):
         assert (broken / "adapter" / name).read_bytes() == (whole / "adapter" / name).read_bytes()
-
-    again = run(*flags(f"{whole}/adapter", tmp_path / "on_top", "--num_tasks", "1"))
-    assert "task 1/1" in again
 
 
 def wait_for(path: Path, process: subprocess.Popen) -> None:

@@ -182,9 +182,8 @@ def without_clock(rows: list[dict]) -> list[dict]:
 
 
 @pytest.mark.slow
-def test_a_run_that_is_killed_and_resumed_equals_the_unbroken_one_bit_for_bit(tmp_path, tiny_policy, request):
-    if not request.config.getoption("--full"):
-        pytest.skip("the other local commands, which have the same loop, are killed in every run: --full")
+@pytest.mark.full("the other local commands, which have the same loop, are killed in every run")
+def test_a_run_that_is_killed_and_resumed_equals_the_unbroken_one_bit_for_bit(tmp_path, tiny_policy):
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     # the unbroken one evaluates nothing: that changes nothing either
     unbroken = command(tmp_path / "whole", tiny_policy, "training_callback.evaluate_every=0")

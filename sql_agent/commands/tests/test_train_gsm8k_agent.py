@@ -111,26 +111,33 @@ def test_it_runs_end_to_end_on_the_tiny_policy_and_made_up_problems(run, tmp_pat
     assert [row["task_id"] for row in lines(out / "trajectories.jsonl")].count("generated-train-0-0") == 2
 
 
+LEARNS = ["--max_samples", 12, "--batch_size", 3, "--samples_per_prompt", 6, "--max_new_tokens", 12, "--lora_r", 4]
+LEARNS += ["--total_epochs", 2, "--learning_rate", "5e-3", "--save_every", 2, "--max_rounds", 2, "--beta", 0]
+LEARNS += ["--eval_samples", 4, "--temperature", 0.5]  # so small a policy leaves some chance to every token
+
+
 @pytest.mark.slow
-def test_it_learns_what_is_rewarded_and_a_killed_run_ends_as_the_unbroken_one(guessing_policy, problems, run, tmp_path):
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    wanted = ["--max_samples", 12, "--batch_size", 3, "--samples_per_prompt", 6, "--max_new_tokens", 12, "--lora_r", 4]
-    wanted += ["--total_epochs", 2, "--learning_rate", "5e-3", "--save_every", 2, "--max_rounds", 2, "--beta", 0]
-    wanted += ["--eval_samples", 4, "--temperature", 0.5]  # so small a policy leaves some chance to every token
-    shown = run(command(guessing_policy, problems, whole, *wanted))
+def test_it_learns_what_is_rewarded(guessing_policy, problems, run, tmp_path):
+    shown = run(command(guessing_policy, problems, tmp_path, *LEARNS))
     assert shown.count("trained groups") == 8 and "held-out after 2 epochs: 100.0% of 4" in shown
-    metrics = lines(whole / "metrics.jsonl")
+    metrics = lines(tmp_path / "metrics.jsonl")
     rewards = [row["reward/mean"] for row in metrics if "batch" in row]
     assert rewards[0] < 0.2 and rewards[-1] > 0.5  # measured: 1 of 18, then 11 of 18
 
-    line = [sys.executable, "-m", "agentgrpo", "gsm8k", *command(guessing_policy, problems, broken, *wanted)]
+
+@pytest.mark.slow
+@pytest.mark.full("test_train_local_grpo.py kills a run of the same loop")
+def test_a_killed_run_ends_as_the_unbroken_one(guessing_policy, problems, run, tmp_path):
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    run(command(guessing_policy, problems, whole, *LEARNS))
+    line = [sys.executable, "-m", "agentgrpo", "gsm8k", *command(guessing_policy, problems, broken, *LEARNS)]
     process = subprocess.Popen(line, cwd=ROOT, env=QUIET)
     wait_until(lambda: (broken / "checkpoints" / "step_000002").exists(), process)
     wait_until(lambda: len((broken / "metrics.jsonl").read_text().splitlines()) > 3, process)
     process.send_signal(signal.SIGKILL)
     process.wait(20)
-    assert "resumed after " in run([*command(guessing_policy, problems, broken, *wanted), "--resume"])
-    assert lines(broken / "metrics.jsonl") == metrics
+    assert "resumed after " in run([*command(guessing_policy, problems, broken, *LEARNS), "--resume"])
+    assert lines(broken / "metrics.jsonl") == lines(whole / "metrics.jsonl")
     assert lines(broken / "trajectories.jsonl") == lines(whole / "trajectories.jsonl")
     for epoch in ("epoch_1", "epoch_2"):
         weights = [(folder / epoch / "adapter_model.safetensors").read_bytes() for folder in (whole, broken)]

@@ -179,7 +179,9 @@ def test_lost_episodes_are_counted_under_their_reasons_and_the_others_are_traine
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("of", ["own_database", "own_environment"])
+@pytest.mark.parametrize(
+    "of", ["own_database", pytest.param("own_environment", marks=pytest.mark.full("half a minute; the same commands"))]
+)
 def test_a_policy_that_was_shown_references_is_trained_on_a_database_and_on_a_class(of, shop, run, tmp_path):
     """From the rows alone: fine-tuning, then GRPO with updates, then a held-out success before and after."""
     make_tiny_policy(ROOT / "models" / "tiny-sql")
@@ -190,7 +192,7 @@ def test_a_policy_that_was_shown_references_is_trained_on_a_database_and_on_a_cl
     where = ["--max_length", 1024, "--output_dir", shown]
     said = run("sft", "--model_path", ROOT / "models" / "tiny-sql", *named, "--tasks", rows, *settings, *where)
     assert f"next: {agentgrpo_command('local', '--model', shown)} " in said
-    flags = ["--batch_size", 2, "--group_size", 6, "--max_new_tokens", 60, "--num_epochs", 2, "--num_tasks", 6]
+    flags = ["--batch_size", 2, "--group_size", 6, "--max_new_tokens", 90, "--num_epochs", 2, "--num_tasks", 6]
     flags += ["--temperature", 1.2, "--learning_rate", "1e-3", "--eval_tasks", 3, "--run_dir", out]
     said = run("local", "--model_path", shown, *named, "--train_file", rows, *flags)
     unusable = "left out: train-5 (Which is rotten?): no such column: rotten\n" if of == "own_database" else ""
