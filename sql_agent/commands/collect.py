@@ -10,11 +10,14 @@ import json
 from collections import defaultdict
 from collections.abc import Sequence
 from difflib import SequenceMatcher
+from itertools import takewhile
 from pathlib import Path
 
 from agentgrpo.chat.messages import num_tool_calls, why_rendered
+from agentgrpo.chat.template import NOT_TRAINED
 from agentgrpo.commands import failed
 from agentgrpo.flags import Parser
+from agentgrpo.json_text import JsonObject
 from agentgrpo.outputs import OutputError, check_output, written
 from reward_model.measures import MAX_NAMED
 from reward_model.pairs_from_rollouts import PreferenceFileError, SavedRollout, read_rollouts
@@ -98,10 +101,19 @@ def _said(rollout: SavedRollout) -> str:
     )
 
 
+def _was_refused(messages: Sequence[JsonObject], place: int) -> bool:
+    answers = list(takewhile(lambda each: each["role"] == "tool", messages[place + 1 :]))
+    return bool(answers) and all(str(each["content"]).startswith("Error: ") for each in answers)
+
+
 def demonstration(rollout: SavedRollout) -> dict[str, object]:
-    """A row whose prompt is context and whose replies are learnt."""
+    """A row whose prompt is context and whose replies are learnt, but for those that were answered by errors alone."""
+    side = [message.to_dict() for message in rollout.side]
     row: dict[str, object] = {
         "prompt": [message.to_dict() for message in rollout.prompt],
-        "completion": [message.to_dict() for message in rollout.side],
+        "completion": [
+            message | ({NOT_TRAINED: 0} if message["role"] == "assistant" and _was_refused(side, place) else {})
+            for place, message in enumerate(side)
+        ],
     }
     return row | ({"tools": json.loads(rollout.tools)} if rollout.tools else {})

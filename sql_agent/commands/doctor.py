@@ -20,7 +20,7 @@ from sql_agent.startup.machine import STORE_PORT, this_machine
 
 # Those of `dbbench_adapter.protocols` and `sql_agent.settings`, which cannot be imported if packages are broken.
 PROTOCOLS = ("fc", "text", "lab")
-SCHEMA_FORMS = ("compact", "ddl", "linked")
+SCHEMA_FORMS = ("compact", "ddl", "linked", "qualified")
 
 
 def main(argv: list[str] | None = None) -> int:

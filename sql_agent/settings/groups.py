@@ -150,7 +150,7 @@ class DataConfig(TaskFiles):
         return self.prompt_tokens + self.max_response_tokens
 
 
-SchemaForm = Literal["compact", "ddl", "linked"]
+SchemaForm = Literal["compact", "ddl", "linked", "qualified"]
 
 
 class QuestionsConfig(Settings):
@@ -160,8 +160,9 @@ class QuestionsConfig(Settings):
     """For text2sql: your names of the columns, question=COLUMN,query=COLUMN,..., also of db_id, evidence, answer; the
     texts of COLUMN+COLUMN are joined. Only these are read then. None: Spider's and BIRD's names, in any case."""
     schema_form: Annotated[SchemaForm, FlagName("schema-form")] = "compact"
-    """For text2sql: how the prompt shows the database. compact: one line a table; linked: only the tables that the
-    question's words lead to, so a large database takes few tokens; ddl: CREATE statements with example values."""
+    """For text2sql: how the prompt shows the database. compact: one line a table; qualified: the same with
+    table.column, as fine-tuning writes columns; linked: only the tables that the question's words lead to, so a large
+    database takes few tokens; ddl: CREATE statements with example values."""
 
 
 class EnvConfig(QuestionsConfig):

@@ -578,7 +578,7 @@ def test_a_question_about_a_database_is_learnt_as_its_reference_handed_in(tmp_pa
         found = reference_demonstrations([right, empty, wrong], environment)
         [first] = found.kept
         assert first.messages[:-1] == environment.messages(right)
-    arguments = json.dumps({"sql": "SELECT name FROM fish"})
+    arguments = json.dumps({"sql": "SELECT fish.name FROM fish"})
     handed_in = {"id": "call00000", "type": "function", "function": {"name": "submit_sql", "arguments": arguments}}
     assert first.messages[-1] == {"role": "assistant", "content": None, "tool_calls": [handed_in]}
     assert (first.where, found.left_out) == ("task 'q-0'", {"no_reference": 1, "sql_error": 1})

@@ -86,7 +86,7 @@ SCHEMA = 'shop(id key, name, count, "shop id")\nsale(id, shop = shop.id)'
 
 def test_conversations_of_a_batch_share_their_names():
     given = [("a", conversation(SCHEMA, "SELECT name FROM shop"))] * 5
-    copies = renamed_copies(given, lambda _: TABLES, SQLITE, ddl=False, together=2, draw=random.Random(1))
+    copies = renamed_copies(given, lambda _: TABLES, SQLITE, form="compact", together=2, draw=random.Random(1))
     prompts = [messages[0]["content"] for messages in copies]
     assert len(copies) == 5 and len(set(prompts)) == 3
     assert (prompts[0], prompts[2]) == (prompts[1], prompts[3])
@@ -110,7 +110,7 @@ def test_a_conversation_without_a_copy(schema, question, sql):
     tables = [TABLES[0], TABLES[1], TableInfo("log", (ColumnInfo("shop_id", ""),))] if "_id" in question else TABLES
     schema += "\nlog(shop_id)" if "_id" in question else ""
     given = [("a", conversation(schema, sql, question))]
-    assert renamed_copies(given, lambda _: tables, SQLITE, ddl=False, together=2, draw=random.Random(1)) == []
+    assert renamed_copies(given, lambda _: tables, SQLITE, form="compact", together=2, draw=random.Random(1)) == []
 
 
 def test_fine_tuning_learns_each_question_under_its_own_names_and_under_others(tmp_path):

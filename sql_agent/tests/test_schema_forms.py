@@ -71,6 +71,15 @@ def test_compact_has_a_line_for_each_table_with_keys_references_dates_and_codes(
     ]
 
 
+def test_qualified_has_each_column_behind_its_table(company):
+    tables = [table for table in read_schema(company).tables if table.name in ("product", "order_line")]
+    assert render_schema(tables, form="qualified").text.splitlines() == [
+        "order_line(order_line.sales_order key = sales_order.id, order_line.product key = product.id, "
+        "order_line.amount)",
+        'product(product.id key, product."group", product.productTitle)',
+    ]
+
+
 def test_empty_tables_stand_last_and_the_first_to_go_are_values_then_bytes_then_tables(company):
     tables = read_schema(company).tables
     assert render_schema(tables).text.splitlines()[-1] == "empty_log(id)"

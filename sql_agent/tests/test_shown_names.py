@@ -54,8 +54,18 @@ TABLES = [
     pytest.param("SELECT COUNT(*) AS salary FROM visits ORDER BY salary",
                  "SELECT COUNT(*) AS salary FROM visits ORDER BY salary", id="a_result_that_is_called_as_a_column"),
     pytest.param("SELECT emp_id FROM employees, visits", "SELECT emp_id FROM EMPLOYEES, visits", id="whose_is_open"),
-    pytest.param("SELECT x.salary, hired FROM (SELECT salary FROM visits) AS x JOIN employees",
-                 "SELECT x.salary, Hired FROM (SELECT salary FROM visits) AS x JOIN EMPLOYEES", id="of_a_query"),
+    pytest.param("SELECT salary, emp_id FROM visits GROUP BY salary HAVING emp_id > 1 ORDER BY salary",
+                 "SELECT visits.salary, visits.emp_id FROM visits GROUP BY visits.salary HAVING visits.emp_id > 1 "
+                 "ORDER BY visits.salary", id="in_every_clause"),
+    pytest.param("SELECT emp_id FROM visits UNION SELECT emp_id FROM employees ORDER BY emp_id",
+                 "SELECT visits.emp_id FROM visits UNION SELECT EMPLOYEES.EMP_ID FROM EMPLOYEES ORDER BY emp_id",
+                 id="the_order_of_a_union"),
+    pytest.param("SELECT hired FROM employees WHERE hired = 'é' AND salary > 1",
+                 "SELECT EMPLOYEES.Hired FROM EMPLOYEES WHERE EMPLOYEES.Hired = 'é' AND EMPLOYEES.Salary > 1",
+                 id="letters_of_two_bytes"),
+    pytest.param('SELECT "the old".salary FROM visits AS "the old" JOIN visits AS y ON y.emp_id < "the old".emp_id',
+                 'SELECT "the old".salary FROM visits AS "the old" JOIN visits AS y ON y.emp_id < "the old".emp_id',
+                 id="an_alias_in_quotes"),
     pytest.param("SELECT t1, x.salary AS total FROM visits AS x",
                  "SELECT t1, visits.salary AS total FROM visits", id="an_unknown_column"),
     pytest.param('SELECT "salary" FROM visits WHERE salary = "Ann"',
@@ -76,6 +86,33 @@ TABLES = [
 ])  # fmt: skip
 def test_a_query_is_written_in_one_way(query, expected):
     assert as_shown(query, TABLES, SQLITE) == expected
+
+
+@pytest.mark.parametrize("query", [
+    "SELECT T1.* FROM visits AS T1",
+    "SELECT T1.salary FROM visits AS T1 ORDER BY T1.rowid",
+    "SELECT T1.salary FROM visits AS T1 UNION SELECT T2.Salary FROM EMPLOYEES AS T2 ORDER BY T1.salary",
+    "SELECT T1.salary FROM visits AS T1 JOIN (VALUES (1), (2)) AS v ON T1.emp_id = v.column1",
+    "SELECT T1.salary, Hired FROM (SELECT salary FROM visits) AS T1 JOIN EMPLOYEES",
+    "SELECT MAX(\"COUNT(salary)\") FROM (SELECT COUNT(salary) FROM visits GROUP BY emp_id)",
+    "SELECT T1.salary FROM visits AS T1 WHERE EXISTS (SELECT 1 FROM (SELECT EMP_ID AS salary FROM EMPLOYEES) AS visits "
+    "WHERE visits.salary = T1.salary)",
+    "SELECT salary FROM visits AS EMPLOYEES",
+    "SELECT (SELECT salary FROM elsewhere LIMIT 1) FROM visits",
+    "SELECT salary FROM main.visits",
+    "SELECT salary FROM (visits JOIN EMPLOYEES ON Hired = 1)",
+    "SELECT salary FROM visits NATURAL JOIN Year",
+    "SELECT salary FROM visits JOIN EMPLOYEES USING (emp_id)",
+    "SELECT T1.'salary' FROM visits AS T1",
+    "SELECT T1.true FROM visits AS T1",
+])  # fmt: skip
+def test_a_query_stays_where_it_is_not_certain_whose_a_column_is(query):
+    assert as_shown(query, TABLES, SQLITE) == query
+
+
+@pytest.mark.parametrize("query", ["SELECT x.emp_id FROM visits PARTITION (p0) AS x"])
+def test_a_query_of_a_server_stays_too(query):
+    assert as_shown(query, TABLES, MYSQL) == query
 
 
 @pytest.mark.parametrize(("engine", "query", "tables"), [

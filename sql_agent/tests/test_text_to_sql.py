@@ -212,14 +212,14 @@ CREATE VIEW spent (
 
 
 def test_the_schema_shows_types_keys_and_values(shop):
-    whole = render_schema(read_schema(shop).tables, ddl=True)
+    whole = render_schema(read_schema(shop).tables, form="ddl")
     assert (whole.text, whole.values, whole.columns, whole.tables) == (WHOLE, True, (), ())
 
 
 def test_a_schema_that_is_too_long_says_what_it_leaves_out(shop, tmp_path):
     tables = read_schema(shop).tables
-    assert render_schema(tables, len(WHOLE), ddl=True).text == WHOLE
-    cut = render_schema(tables, len(WHOLE) - 1, ddl=True)
+    assert render_schema(tables, len(WHOLE), form="ddl").text == WHOLE
+    cut = render_schema(tables, len(WHOLE) - 1, form="ddl")
     text = cut.text
     assert (cut.values, cut.columns, cut.tables) == (False, (), ())
     assert text.startswith("CREATE TABLE customer (\n  id INTEGER,\n") and text.endswith("-- left out: example values")
@@ -227,15 +227,15 @@ def test_a_schema_that_is_too_long_says_what_it_leaves_out(shop, tmp_path):
         'CREATE TABLE customer (\n  id INTEGER,\n  name TEXT,\n  "home town" TEXT,\n  PRIMARY KEY (id)\n);\n'
         "-- left out: example values, the columns of orders, spent"
     )
-    cut = render_schema(tables, 200, ddl=True)
+    cut = render_schema(tables, 200, form="ddl")
     assert (cut.text, cut.tables) == (shortest, ("orders", "spent"))
-    assert render_schema(tables, 1, ddl=True).text == shortest  # never empty
-    found = lengths(tables, ddl=True)
+    assert render_schema(tables, 1, form="ddl").text == shortest  # never empty
+    found = lengths(tables, form="ddl")
     assert found == sorted(found, reverse=True) and found[-1] == len(shortest)
     wide = tmp_path / "wide.db"
     with closing(sqlite3.connect(wide)) as connection:
         connection.execute(f"CREATE TABLE w ({', '.join(f'c{i} INT' for i in range(50))}, PRIMARY KEY (c49))")
-    cut = render_schema(read_schema(wide).tables, 150, ddl=True)
+    cut = render_schema(read_schema(wide).tables, 150, form="ddl")
     assert cut.columns == tuple(("w", f"c{i}") for i in range(4, 49))  # the key stays
     assert cut.text == (
         "CREATE TABLE w (\n  c0 INT,\n  c1 INT,\n  c2 INT,\n  c3 INT,\n  c49 INT,\n  PRIMARY KEY (c49)\n);\n"
@@ -283,7 +283,7 @@ def test_the_schema_shows_what_a_statement_may_name_as_it_has_to_be_written(odd)
         "near_vector_chunks00": data,
     }
     assert (
-        render_schema([tables[name] for name in ("order", "cast", "trimmed")], ddl=True).text
+        render_schema([tables[name] for name in ("order", "cast", "trimmed")], form="ddl").text
         == """\
 CREATE TABLE "order" (
   id INTEGER, -- 7

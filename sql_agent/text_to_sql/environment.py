@@ -133,7 +133,7 @@ class TextToSql(Environment):
         return self._rendered(task.db_id, task.schema_chars, task.tables).text
 
     def _render(self, db_id: str, chars: int | None, linked: LinkedTables | None) -> Rendered:
-        return render_schema(self.databases.schema(db_id), chars, ddl=self._form == "ddl", linked=linked)
+        return render_schema(self.databases.schema(db_id), chars, form=self._form, linked=linked)
 
     def _link(self, questions: Sequence[Question]) -> list[Question]:
         """Choose what the prompt of each shows; the choice stays with the question, so that it is made once."""
@@ -148,7 +148,7 @@ class TextToSql(Environment):
 
     def shorter(self, task: Question) -> list[Question]:
         tables = self.databases.schema(task.db_id)
-        found = lengths(tables, ddl=self._form == "ddl", linked=task.tables)
+        found = lengths(tables, form=self._form, linked=task.tables)
         return [replace(task, schema_chars=chars) for chars in found]
 
     def left_out(self, task: Question) -> LeftOut | None:
@@ -428,8 +428,8 @@ class TextToSql(Environment):
         self, conversations: Sequence[tuple[str, list[Message]]], *, together: int, draw: random.Random
     ) -> list[list[Message]]:
         """The conversations again under other names; see `sql_agent.text_to_sql.other_names`."""
-        schema_of, ddl = self.databases.schema, self._form == "ddl"
-        return renamed_copies(conversations, schema_of, self._engine, ddl=ddl, together=together, draw=draw)
+        schema_of, form = self.databases.schema, self._form
+        return renamed_copies(conversations, schema_of, self._engine, form=form, together=together, draw=draw)
 
     def typed(self, id: str, question: str, like: Question | None) -> Question:
         """The question about the only database, or else about the one of the task that was asked last."""

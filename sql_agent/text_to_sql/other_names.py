@@ -16,6 +16,7 @@ from typing import Any
 
 from dbbench_adapter.engines.engine import Engine, TableInfo
 from dbbench_adapter.interaction import Message
+from sql_agent.settings.groups import SchemaForm
 from sql_agent.text_to_sql.schema import folded, is_plain, render_schema
 from sql_agent.text_to_sql.shown_names import CLAUSES
 
@@ -48,14 +49,14 @@ def renamed_copies(
     schema_of: Callable[[str], Sequence[TableInfo]],
     engine: Engine,
     *,
-    ddl: bool,
+    form: SchemaForm,
     together: int,
     draw: random.Random,
 ) -> list[list[Message]]:
     """
     Args:
         conversations: the database of each, and its messages, whose calls hold a query as `sql`.
-        ddl: whether prompts show CREATE statements.
+        form: how prompts show a schema.
         together: conversations about one database that share a draw of names, so that a batch computes one schema.
     Returns:
         The copies, in an order of their own. A conversation has none if its prompt does not show the whole schema, if
@@ -68,7 +69,7 @@ def renamed_copies(
     copies = []
     for database, members in groups.items():
         tables = schema_of(database)
-        shown = render_schema(tables, ddl=ddl).text
+        shown = render_schema(tables, form=form).text
         whole = [messages for messages in members if _can_be_renamed(messages, shown, tables)]
         draw.shuffle(whole)
         for at in range(0, len(whole), together):
@@ -78,7 +79,7 @@ def renamed_copies(
             names = draw_names(tables, quoted, draw, taken={folded(word) for word in words})
             if all(old == folded(new) for old, new in names.items()):
                 continue
-            text = render_schema(with_names(tables, names, draw), ddl=ddl).text
+            text = render_schema(with_names(tables, names, draw), form=form).text
             copies += [_copy(messages, shown, text, names, engine) for messages in part]
     return copies
 

@@ -1,6 +1,7 @@
 """Renders the schema of a database for the policy, cut to a length.
 
-`compact` is one line a table; `ddl` is CREATE statements, three times as long.
+`compact` is one line a table, and `qualified` the same with `table.column`; `ddl` is CREATE statements, three times as
+long.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from functools import partial
 from typing import NamedTuple
 
 from dbbench_adapter.engines.engine import SAMPLES, ColumnInfo, TableInfo
+from sql_agent.settings.groups import SchemaForm
 
 # Words that are names in SQLite only if they are quoted.
 _KEYWORDS = (
@@ -48,7 +50,11 @@ class Rendered:
 
 
 def render_schema(
-    tables: Sequence[TableInfo], max_chars: int | None = None, *, ddl: bool = False, linked: LinkedTables | None = None
+    tables: Sequence[TableInfo],
+    max_chars: int | None = None,
+    *,
+    form: SchemaForm = "compact",
+    linked: LinkedTables | None = None,
 ) -> Rendered:
     """The schema as the policy reads it.
 
@@ -58,19 +64,21 @@ def render_schema(
         max_chars: the longest text; None: no limit.
         linked: what it shows at most; None: everything.
     """
-    for rendered in _ever_shorter(_cuts(tables, linked, ddl=ddl)):
+    for rendered in _ever_shorter(_cuts(tables, linked, form)):
         if max_chars is None or len(rendered.text) <= max_chars:
             break
     return rendered
 
 
-def lengths(tables: Sequence[TableInfo], *, ddl: bool = False, linked: LinkedTables | None = None) -> list[int]:
+def lengths(
+    tables: Sequence[TableInfo], *, form: SchemaForm = "compact", linked: LinkedTables | None = None
+) -> list[int]:
     """The lengths, in characters, of the shortened schemas that `render_schema` chooses from, longest first."""
-    return [len(rendered.text) for rendered in _ever_shorter(_cuts(tables, linked, ddl=ddl))][1:]
+    return [len(rendered.text) for rendered in _ever_shorter(_cuts(tables, linked, form))][1:]
 
 
 def describe_table(table: TableInfo) -> str:
-    return _line(table, whole=table)
+    return _line(table, whole=table, form="compact")
 
 
 def _ever_shorter(cuts: Iterable[Rendered]) -> Iterator[Rendered]:
@@ -82,23 +90,23 @@ def _ever_shorter(cuts: Iterable[Rendered]) -> Iterator[Rendered]:
             yield cut
 
 
-def _cuts(tables: Sequence[TableInfo], linked: LinkedTables | None, *, ddl: bool) -> Iterator[Rendered]:
+def _cuts(tables: Sequence[TableInfo], linked: LinkedTables | None, form: SchemaForm) -> Iterator[Rendered]:
     wholes = {table.name: table for table in tables}
     if linked is not None:
         kept = [_with_columns(wholes[name], columns) for name, columns in linked]
     else:
-        kept = [*tables] if ddl else sorted(tables, key=_is_idle)
+        kept = [*tables] if form == "ddl" else sorted(tables, key=_is_idle)
     names = [table.name for table in kept]
     names += [name for name in wholes if name not in set(names)]
 
     def parts_of(tables: Sequence[TableInfo]) -> list[_Part]:
-        return [_part(table, wholes[table.name], ddl=ddl) for table in tables]
+        return [_part(table, wholes[table.name], form) for table in tables]
 
     whole = parts_of(kept)
-    yield _rendered(whole, names[len(whole) :], values=True, ddl=ddl)
+    yield _rendered(whole, names[len(whole) :], values=True, form=form)
     cut = [replace(table, columns=tuple(replace(column, samples=()) for column in table.columns)) for table in kept]
     parts = parts_of(cut)
-    rendered = partial(_rendered, values=parts == whole, ddl=ddl)
+    rendered = partial(_rendered, values=parts == whole, form=form)
     if parts != whole:
         yield rendered(parts, names[len(parts) :])
     for most in (40, 20, 10, 5):
@@ -118,15 +126,15 @@ class _Part(NamedTuple):
     """Columns that it has lost."""
 
 
-def _part(table: TableInfo, whole: TableInfo, *, ddl: bool) -> _Part:
+def _part(table: TableInfo, whole: TableInfo, form: SchemaForm) -> _Part:
     shown = {column.name for column in table.columns}
     gone = [(table.name, column.name) for column in whole.columns if column.name not in shown]
-    return _Part(_statement(table) if ddl else _line(table, whole=whole), gone)
+    return _Part(_statement(table) if form == "ddl" else _line(table, whole=whole, form=form), gone)
 
 
-def _rendered(parts: Sequence[_Part], rest: Sequence[str], *, values: bool, ddl: bool) -> Rendered:
+def _rendered(parts: Sequence[_Part], rest: Sequence[str], *, values: bool, form: SchemaForm) -> Rendered:
     columns = tuple(column for part in parts for column in part.gone)
-    if ddl:
+    if form == "ddl":
         last = _format_left_out(len(columns), rest, values=values)
     else:
         last = f"More tables, by DESCRIBE: {_listed(rest)}" if rest else ""
@@ -172,14 +180,16 @@ def _narrow(table: TableInfo, most: int) -> TableInfo:
     return _with_columns(table, {column.name for column in sorted(table.columns, key=place)[:most]})
 
 
-def _line(table: TableInfo, *, whole: TableInfo) -> str:
-    """`name(column, column key, column = table.column, column 'F' 'M')`, with `...` for columns that are left out."""
+def _line(table: TableInfo, *, whole: TableInfo, form: SchemaForm) -> str:
+    """`name(column, column key, column = table.column, column 'F' 'M')`, with `...` for columns that are left out.
+    `qualified` has `name.column` in place of `column`."""
     name = partial(sql_name, quote=table.quote)
+    owner = f"{name(table.name)}." if form == "qualified" else ""
     references = {column: f" = {name(other)}.{name(theirs)}" for column, other, theirs in table.foreign_keys}
     columns = []
     for column in table.columns:
         key = " key" if column.name in table.primary_key else ""
-        columns.append(f"{name(column.name)}{key}{references.get(column.name) or _values(column)}")
+        columns.append(f"{owner}{name(column.name)}{key}{references.get(column.name) or _values(column)}")
     more = ["..."] if len(table.columns) < len(whole.columns) else []
     return f"{name(table.name)}({', '.join([*columns, *more])})"
 

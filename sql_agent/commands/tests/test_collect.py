@@ -46,6 +46,13 @@ def test_of_a_task_the_shortest_right_rollout_is_kept_then_those_least_like_it(t
     assert collect(tmp_path, *rollouts, flags=["--per-task", str(most)])[:2] == (0, kept)
 
 
+def test_a_reply_that_was_answered_by_errors_alone_is_context(tmp_path):
+    repaired = record("one", A, OTHER)
+    repaired["messages"][3]["content"] = "Error: no such column: aa"
+    (row,) = [json.loads(line) for line in collect(tmp_path, repaired)[2].read_text().splitlines()]
+    assert [message.get("weight") for message in row["completion"] if message["role"] == "assistant"] == [0, None]
+
+
 def test_wrong_lost_unjudged_and_held_out_rollouts_are_left_out_and_counted(tmp_path, capsys):
     rollouts = [
         record("one", A),
