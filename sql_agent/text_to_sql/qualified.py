@@ -32,7 +32,7 @@ class _Edit(NamedTuple):
 
 
 def qualified(query: str, tables: Sequence[TableInfo], engine: Engine) -> str:
-    """Write a query so that its rows stay as they are.
+    """Put each column of a query behind its table's name; its rows stay as they are.
 
     A table that is read twice at one place, or that an inner query hides, keeps its alias there. Names that need no
     quotes have the schema's spelling. The query stays as it is if it is no SELECT over plain tables (a query in FROM,

@@ -18,7 +18,7 @@ _AGGREGATES = frozenset({"avg", "count", "max", "min", "sum"})
 
 
 def as_shown(query: str, tables: Sequence[TableInfo], engine: Engine) -> str:
-    """The query as people write it in as many ways, written in one.
+    """The query in the one form that fine-tuning shows, of the many in which people write it.
 
     - The bare names of tables and columns have the schema's spelling. People write `employee_id` where the schema has
       `EMPLOYEE_ID`; their tokens have nothing in common, so a policy could not learn to copy names from its prompt.
