@@ -89,6 +89,7 @@ def test_a_query_is_written_in_one_way(query, expected):
 
 
 @pytest.mark.parametrize("query", [
+    "WITH visits AS (SELECT 1 AS salary) SELECT T1.salary FROM visits AS T1",
     "SELECT T1.* FROM visits AS T1",
     "SELECT T1.salary FROM visits AS T1 ORDER BY T1.rowid",
     "SELECT T1.salary FROM visits AS T1 UNION SELECT T2.Salary FROM EMPLOYEES AS T2 ORDER BY T1.salary",

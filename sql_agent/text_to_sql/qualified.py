@@ -17,8 +17,6 @@ from sql_agent.text_to_sql.schema import folded
 
 _Names = Mapping[str, tuple[str, Mapping[str, str]]]
 """By the folded name of a table its name, and the names of its columns by the folded ones."""
-_OTHER = (exp.With, exp.Values, exp.Lateral, exp.Unnest, exp.Dot, exp.Pivot)
-"""Syntax that brings names of its own."""
 
 
 class _UnclearError(Exception):
@@ -59,7 +57,7 @@ def qualified(query: str, tables: Sequence[TableInfo], engine: Engine) -> str:
 
 
 def _edits(tree: exp.Query, query: str, names: _Names) -> list[_Edit]:
-    if any(isinstance(node, _OTHER) or node.comments for node in tree.walk()):
+    if tree.find(exp.With) or any(node.comments for node in tree.walk()):
         raise _UnclearError
     sources = _tables_of_selects(tree, names)
     kept = {
