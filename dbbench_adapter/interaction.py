@@ -23,6 +23,7 @@ Stop = Literal[
     "timeout",
     "model_unavailable",
     "db_unavailable",
+    "mcp_unavailable",
     "table_error",
     "environment_error",
 ]
@@ -39,6 +40,7 @@ ENDS: dict[Stop, Literal["scored", "truncated", "lost"]] = {
     "timeout": "lost",
     "model_unavailable": "lost",
     "db_unavailable": "lost",
+    "mcp_unavailable": "lost",
     "table_error": "lost",
     "environment_error": "lost",
 }

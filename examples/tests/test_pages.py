@@ -20,6 +20,7 @@ def test_the_examples_are_those_that_are_promised():
         "grpo_loop",
         "gsm8k",
         "langgraph_agent",
+        "mcp",
         "medical",
         "multi_agent",
         "own_agent",

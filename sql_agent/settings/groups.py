@@ -171,8 +171,8 @@ class EnvConfig(QuestionsConfig):
     module:NAME or an installed package's entry point (`doc/own_environment.md`); or agent, which `agent` implies."""
     agent: Annotated[str | None, FlagName("agent", "FILE.py:NAME")] = None
     """An agent of your own, FILE.py:NAME or module:NAME, that plays the rows of `data.train_file` itself, whatever
-    their shape: one of openai-agents, of LangGraph or of agent-lightning; give --reward too, unless it is
-    agent-lightning's, which says its own (`doc/own_agent.md`)."""
+    their shape: one of openai-agents, of LangGraph or of agent-lightning; or FILE.json, which names MCP servers. Give
+    --reward too, unless it is agent-lightning's, which says its own (`doc/own_agent.md`)."""
     database: Annotated[DatabaseSpec | None, FlagName("database")] = None
     """Your own database, for text2sql: a SQLite file, a folder with DB_ID/DB_ID.sqlite as Spider and BIRD have, or
     mysql://user:password@host:port/database; `data.train_file` has rows of `question` and `query`."""

@@ -50,6 +50,8 @@ _LOST_ADVICE = {
     "no_token_ids": "The model server has to answer return_token_ids (vLLM 0.10 or newer).",
     "no_log_probs": "The model server has to answer logprobs, one for each sampled token.",
     "db_unavailable": f"Is the database server up? `{agentgrpo_command('doctor')}` checks it.",
+    "mcp_unavailable": "An MCP server of your agent does not start, or died; each rollout in {trajectories} says which "
+    "(`error`), and what the server printed is in the runner's log.",
     "model_deadline": "{model} was too slow for {rollout_timeout_s}; raise it, or {fewer}.",
     "db_deadline": "The database was too slow for {rollout_timeout_s}; raise it, or play fewer at once.",
     "rollout_deadline": "The machine was too busy for {rollout_timeout_s}, or an agent of your own too slow; raise "

@@ -20,7 +20,6 @@ from agentgrpo.json_text import parse_json
 from agentgrpo.printed_commands import agentgrpo_command
 from agentgrpo.run_folder import cut_back, earlier_steps
 from agentgrpo.signed_checkpoints import user_key
-from agentgrpo.user_files import load_object
 from sql_agent.environments.user_class import named
 from sql_agent.names import ENVIRONMENTS, TINY_POLICY, label
 from sql_agent.reward_functions.load import load_functions
@@ -29,6 +28,7 @@ from sql_agent.settings.load import load_config
 from sql_agent.settings.main_job import ClusterConfig, RolloutConfig
 from sql_agent.settings.train import TrainConfig
 from sql_agent.startup.preflight import find_model
+from sql_agent.user_agents.tasks import source_of_agent
 from sql_agent.verl_side.checkpoints import newest_verl_checkpoint
 
 # Settings that a resumed run cannot change; likewise the environment, the model, the agent's behaviour, the group size
@@ -123,7 +123,7 @@ def hash_user_files(cfg: TrainConfig) -> dict[str, dict[str, str]]:
         _, source = named(cfg.env.type)
         files["env.type"] = {"file": str(source.file), "sha256": source.sha256}
     if cfg.env.agent is not None:
-        _, source = load_object(cfg.env.agent)
+        source = source_of_agent(cfg.env.agent)
         files["env.agent"] = {"file": str(source.file), "sha256": source.sha256}
     if (file := cfg.agent.instructions) is not None:
         files["agent.instructions"] = {"file": str(file), "sha256": sha256(file.read_bytes()).hexdigest()}

@@ -47,3 +47,16 @@ def test_an_agent_of_agent_lightning_gives_its_own_reward(tmp_path):
     # which tools the small policy calls depends on the CPU that made it; a call is answered and its result read
     called = [r for r in run.rollouts if any(message.get("tool_calls") for message in r["messages"])]
     assert (run.metrics["rollout/turns"] > 1) == bool(called)
+
+
+def test_the_tools_of_an_mcp_server_are_offered_in_the_whole_chain(tmp_path):
+    """Whether the small policy calls them depends on the CPU that made it; a call has an answer."""
+    tasks, reward = "examples/mcp/tasks.jsonl", "examples/mcp/reward.py:reward"
+    flags = ["--agent", "examples/mcp/servers.json", "--reward", reward, "--train-file", tasks]
+    run = train_small_policy(tmp_path, *flags, settings=SETTINGS)
+    check_trained(run)
+    assert {rollout["stop_reason"] for rollout in run.rollouts} <= {"answered", "malformed", "max_turns"}
+    for rollout in run.rollouts:
+        said = [message for message in rollout["messages"] if message["role"] == "assistant"]
+        calls = sum(len(message.get("tool_calls") or ()) for message in said[:-1])
+        assert calls == sum(message["role"] == "tool" for message in rollout["messages"])

@@ -49,6 +49,10 @@ class UserAgent(Protocol):
         """
         ...
 
+    def try_out(self) -> None:
+        """Raises UserFileError: what the agent needs in a runner cannot be started."""
+        ...
+
     async def play(self, row: JsonObject, policy: Policy) -> AgentEnd:
         """Raises Exception: any error of the user's code."""
         ...

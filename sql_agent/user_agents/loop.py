@@ -12,7 +12,8 @@ import logging
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from contextlib import AbstractAsyncContextManager, suppress
+from typing import Generic, TypeVar
 
 from sql_agent.environments.user_thread import UserThread
 
@@ -24,6 +25,7 @@ STUCK_S = 10.0
 # Synchronous tools and nodes that may wait at the same time; asyncio's own limit is 6 on two cores, and a node that
 # waits for the policy holds its thread.
 THREADS = 64
+CLOSE_S = 10.0
 
 
 class ExitError(RuntimeError):
@@ -61,8 +63,15 @@ class AgentLoop:
             logger.error("an agent blocks its event loop, in code that does not await; later rollouts get another loop")
             self._loop = None  # the old loop continues its rollouts once it is free
 
-    def close(self) -> None:
+    def close(self, last: Callable[[], Coroutine[None, None, None]] | None = None) -> None:
+        """
+        Args:
+            last: what the loop has to do before, for `CLOSE_S` at most.
+        """
         if self._loop is not None:
+            if last is not None:
+                with suppress(Exception):  # the process ends, and what is left has the run's id
+                    asyncio.run_coroutine_threadsafe(last(), self._loop).result(CLOSE_S)
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._loop = None
 
@@ -95,3 +104,37 @@ async def in_thread(function: Callable[[], T]) -> T:
         raise
     finally:
         worker.stop()
+
+
+class Held(Generic[T]):
+    """Enters a context manager once, in a task of its own, which also leaves it: what it holds may ask for that, as
+    the sessions of MCP do.
+    """
+
+    def __init__(self, make: Callable[[], AbstractAsyncContextManager[T]]) -> None:
+        self._make = make
+        self._task: asyncio.Task[None] | None = None
+        self._entered: asyncio.Future[T]
+        self._end: asyncio.Event
+
+    async def value(self) -> T:
+        """Raises Exception: entering it raised; the next call tries again."""
+        if self._task is None or self._task.done():
+            self._entered, self._end = asyncio.get_running_loop().create_future(), asyncio.Event()
+            self._task = asyncio.create_task(self._hold(self._entered, self._end))
+        return await asyncio.shield(self._entered)
+
+    async def _hold(self, entered: asyncio.Future[T], end: asyncio.Event) -> None:
+        try:
+            async with self._make() as value:
+                entered.set_result(value)
+                await end.wait()
+        except (Exception, SystemExit) as error:
+            if entered.done():
+                raise
+            entered.set_exception(ExitError(f"SystemExit: {error}") if isinstance(error, SystemExit) else error)
+
+    async def leave(self) -> None:
+        if self._task is not None:
+            self._end.set()
+            await self._task

@@ -11,8 +11,10 @@ one that it emitted. A synchronous agent runs in a thread of its own.
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack
 from contextvars import ContextVar
 from typing import Any
 
@@ -41,7 +43,8 @@ from agentgrpo.user_files import UserFileError, place
 from sql_agent.environments.rows import as_messages
 from sql_agent.user_agents.datatypes import AgentEnd, Policy
 from sql_agent.user_agents.graphs import is_graph, run_graph
-from sql_agent.user_agents.loop import AgentLoop, in_thread
+from sql_agent.user_agents.loop import AgentLoop, Held, in_thread
+from sql_agent.user_agents.mcp_servers import McpServerError, McpServers
 from sql_agent.user_agents.policy_client import ASYNC_CLIENT, asking, install_default_client, unaddressed_client
 
 TRIPWIRES = (
@@ -56,7 +59,8 @@ class ObjectAgent:
     """
     Args:
         thing: an `agents.Agent`, a compiled graph, or a function of the task's row. It returns one of the two, or one
-        and its context object, to be run on the row's prompt; or it runs agents itself and returns the answer.
+        and its context object, to be run on the row's prompt; or it runs agents itself and returns the answer. Or a
+        function without arguments, an `asynccontextmanager`, that yields one of these: a runner enters it once.
     Raises:
         UserFileError: the function does not take one argument.
     """
@@ -64,15 +68,18 @@ class ObjectAgent:
     rewards_itself = False
 
     def __init__(self, thing: object) -> None:
-        self._is_function = not _is_agent(thing)
-        self._thing: Any = thing
-        if self._is_function:
-            _check_function(self._thing)
         self._loop = AgentLoop()
+        self._servers: McpServers | None = None
+        self._held: Held[Any] | None = None
+        self._thing: Any = thing
+        if _is_context_manager(thing):
+            self._held = Held(self._thing)
+        elif not _is_agent(thing):
+            _check_function(self._thing)
         install_default_client()
 
     def check_row(self, row: JsonObject) -> None:
-        if not self._is_function or row.get("prompt") is not None:
+        if _is_agent(self._thing) or row.get("prompt") is not None:
             _prompt(row)
 
     async def play(self, row: JsonObject, policy: Policy) -> AgentEnd:
@@ -80,24 +87,58 @@ class ObjectAgent:
             return await self._loop.run(lambda: run_to_end(self._run(row, policy)))
 
     async def _run(self, row: JsonObject, policy: Policy) -> AgentEnd:
-        made = await self._build(row) if self._is_function else self._thing
+        thing = self._thing if self._held is None else await self._held.value()
+        made = thing if _is_agent(thing) else await _call(thing, row)
         if isinstance(made, RunResultBase):
             return AgentEnd(made.final_output)
         agent, context = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
         if is_graph(agent):
             return await run_graph(agent, _prompt(row), policy, context)
         if isinstance(agent, Agent):
-            return await run_agent(agent, _prompt(row), policy, context)
+            self._servers = self._servers or McpServers()
+            async with self._servers.connected(agent, keep=agent is thing):
+                return await run_to_end(run_agent(agent, _prompt(row), policy, context))
         return AgentEnd(made)
 
-    async def _build(self, row: JsonObject) -> object:
-        # A plain function may block and run agents itself.
-        function: Callable[[JsonObject], Any] = self._thing
-        made = function(row) if inspect.iscoroutinefunction(function) else await in_thread(lambda: function(row))
-        return await made if inspect.isawaitable(made) else made
+    def try_out(self) -> None:
+        """Start what a runner holds, and end it again.
+
+        Raises:
+            UserFileError: something does not start.
+        """
+        try:
+            asyncio.run(self._hold_once())
+        except McpServerError as error:
+            raise UserFileError(str(error)) from error
+        except (Exception, SystemExit) as error:
+            raise UserFileError(f"{place(self._thing)}: it raised {type(error).__name__}: {error}") from error
+
+    async def _hold_once(self) -> None:
+        async with AsyncExitStack() as held:
+            thing = self._thing if self._held is None else await held.enter_async_context(self._thing())
+            if isinstance(thing, Agent):
+                await held.enter_async_context(McpServers().connected(thing, keep=False))
+            elif not _is_agent(thing):
+                _check_function(thing)
 
     def close(self) -> None:
-        self._loop.close()
+        self._loop.close(self._leave)
+
+    async def _leave(self) -> None:
+        if self._servers is not None:
+            await self._servers.close()
+        if self._held is not None:
+            await self._held.leave()
+
+
+async def _call(function: Callable[[JsonObject], Any], row: JsonObject) -> object:
+    # A plain function may block and run agents itself.
+    made = function(row) if inspect.iscoroutinefunction(function) else await in_thread(lambda: function(row))
+    return await made if inspect.isawaitable(made) else made
+
+
+def _is_context_manager(thing: object) -> bool:
+    return callable(thing) and inspect.isasyncgenfunction(inspect.unwrap(thing)) and hasattr(thing, "__wrapped__")
 
 
 def _is_agent(thing: object) -> bool:
@@ -194,6 +235,9 @@ class LightningAgent:
 
     def check_row(self, row: JsonObject) -> None:
         pass  # the agent gets the row as it is, and any row is valid
+
+    def try_out(self) -> None:
+        pass
 
     async def play(self, row: JsonObject, policy: Policy) -> AgentEnd:
         llm = agl.LLM(

@@ -33,6 +33,7 @@ from sql_agent.model_servers.refusals import CONTEXT_FULL, REFUSED, TOO_LARGE
 from sql_agent.rewards import NO_JUDGE
 from sql_agent.settings.groups import AgentConfig
 from sql_agent.user_agents.datatypes import AgentEnd, Policy, UserAgent
+from sql_agent.user_agents.mcp_servers import McpServerError
 
 if TYPE_CHECKING:
     from agentlightning import AttemptedRollout
@@ -84,9 +85,10 @@ async def play_agent(
     Returns:
         The record. Its score is the agent's own reward under `OWN_REWARD`, or None under `NO_JUDGE` if the agent gives
         none and others do. For a lost rollout it is None with another reason: `rollout_deadline`, `model_unavailable`
-        (a call of the policy failed, and no retry succeeded), `agent_error` (the agent raised; the traceback is the
-        record's error), `no_call` (it never called the policy), `no_reply` (its first call was refused), `reward_error`
-        (its reward is not a finite number), `no_reward` (nothing gives a reward).
+        (a call of the policy failed, and no retry succeeded), `mcp_unavailable` (an MCP server did not start, or died),
+        `agent_error` (the agent raised; the traceback is the record's error), `no_call` (it never called the policy),
+        `no_reply` (its first call was refused), `reward_error` (its reward is not a finite number), `no_reward`
+        (nothing gives a reward).
     """
     started = time.perf_counter()
     passed, ended = asyncio.Timeout(None), False
@@ -175,6 +177,8 @@ def _raised(error: BaseException, policy: Policy) -> tuple[AgentEnd, Lost | None
     Refusals of other services than the policy's server count as errors of the user's code.
     """
     for cause in _causes(error):
+        if isinstance(cause, McpServerError):
+            return AgentEnd(error=str(cause)), ("mcp_unavailable", "mcp_unavailable")
         if isinstance(cause, UserError):  # openai-agents' error for a mistake in the code, even if a client wraps it
             break
         if isinstance(cause, UnicodeEncodeError) and cause.reason == "surrogates not allowed":

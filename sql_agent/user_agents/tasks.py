@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
+from hashlib import sha256
 from pathlib import Path
 from types import TracebackType
 from typing import ClassVar, Self
 
-from agentgrpo.user_files import UserFileError, load_object, place
+from agentgrpo.user_files import SourceFile, UserFileError, load_object, place
 from dbbench_adapter.protocols import Message
 from sql_agent.environments.rows import RowTask, RowTaskset, read_placed_tasks, short
 from sql_agent.settings.groups import EnvironmentSettings
@@ -60,9 +61,12 @@ def load_agent(name: str) -> UserAgent:
 
     from agentgrpo.agl_without_litellm import agl
     from sql_agent.user_agents.graphs import check_graph, is_graph
+    from sql_agent.user_agents.mcp_servers import agent_of_file
     from sql_agent.user_agents.objects import LightningAgent, ObjectAgent
 
     os.environ.setdefault("OPENAI_API_KEY", Policy.api_key)  # a client that is made without any key raises
+    if name.endswith(".json"):
+        return ObjectAgent(agent_of_file(Path(name)))
     thing, _ = load_object(name)
     if isinstance(thing, type) and issubclass(thing, agl.LitAgent):
         thing = _build(thing)
@@ -77,6 +81,12 @@ def load_agent(name: str) -> UserAgent:
         "create_agent), a function of the task that returns one of these or the answer, or an agent of "
         "agent-lightning (@agentlightning.rollout, @agentlightning.llm_rollout, a LitAgent)"
     )
+
+
+def source_of_agent(name: str) -> SourceFile:
+    if name.endswith(".json"):
+        return SourceFile(Path(name), sha256(Path(name).read_bytes()).hexdigest())
+    return load_object(name)[1]
 
 
 def _format_object(thing: object) -> str:

@@ -1,0 +1,239 @@
+"""Agents whose tools are those of MCP servers: real servers, over stdio and HTTP; only the model is scripted."""
+
+import json
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from agentgrpo.user_files import UserFileError
+from sql_agent import oracle
+from sql_agent.evaluate import main
+from sql_agent.tests.conftest import forget_user_files
+from sql_agent.user_agents import mcp_servers
+from sql_agent.user_agents.tasks import load_agent
+
+SERVER = Path("examples/mcp/orders_server.py").resolve()
+REWARD = "examples/mcp/reward.py:reward"
+ROWS = [{"prompt": "How many plums?", "answer": "12"}, {"prompt": "Who bought limes?", "answer": "Eve"}]
+PLUMS = "SELECT sum(amount) FROM orders WHERE fruit = 'plum'"
+
+
+def ask_once(messages):
+    """Ask the server, then say what it said."""
+    if messages[-1]["role"] == "tool":
+        return {"role": "assistant", "content": messages[-1]["content"]}
+    return oracle.calls(oracle.call("execute_sql", {"query": PLUMS}, "call_0"))
+
+
+def evaluated(tmp_path, agent, script=ask_once, rows=ROWS, *options):
+    forget_user_files()
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with oracle.serve(oracle.app(script, model="served")) as url:
+        main([
+            "--base-url", url, "--model", "served", "--tasks", str(tmp_path / "rows.jsonl"), "--agent", str(agent),
+            "--reward", REWARD, "--output", str(tmp_path / "out.jsonl"), *options,
+        ])  # fmt: skip
+    return [json.loads(line) for line in (tmp_path / "out.jsonl").read_text("utf-8").splitlines()]
+
+
+def servers_file(tmp_path, **servers):
+    (tmp_path / "servers.json").write_text(json.dumps({"mcpServers": servers}))
+    return tmp_path / "servers.json"
+
+
+def processes(of):
+    return subprocess.run(["pgrep", "-f", str(of)], capture_output=True, text=True).stdout.split()
+
+
+def copy_of_server(tmp_path, before="", inside=""):
+    text = SERVER.read_text().replace("    with closing(", f"{inside}    with closing(")
+    (tmp_path / "orders_server.py").write_text(before + text)
+    return tmp_path / "orders_server.py"
+
+
+def test_a_file_of_servers_is_an_agent_with_their_tools(tmp_path):
+    server = copy_of_server(tmp_path, before=f"open({str(tmp_path / 'starts')!r}, 'a').write('x')\n")
+    file = servers_file(tmp_path, orders={"command": sys.executable, "args": [str(server)]})
+    rollouts = evaluated(tmp_path, file, rows=ROWS * 4)
+    assert {(row["output"], row["stop_reason"]) for row in rollouts} == {("[(12,)]", "answered")}
+    assert (tmp_path / "starts").read_text() == "x"  # eight rollouts, one start
+    assert processes(server) == []
+
+
+def agent_file(tmp_path, text):
+    (tmp_path / "mine.py").write_text(
+        f"import sys\nfrom agents import Agent\nfrom agents.mcp import MCPServerStdio\n"
+        f"PARAMS = {{'command': sys.executable, 'args': [{str(tmp_path / 'orders_server.py')!r}]}}\n{text}"
+    )
+    return f"{tmp_path / 'mine.py'}:agent"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param("agent = Agent(name='a', mcp_servers=[MCPServerStdio(PARAMS)])", id="of_an_agent"),
+        pytest.param(
+            "agent = Agent(name='a', tools=[Agent(name='b', mcp_servers=[MCPServerStdio(PARAMS)]).as_tool("
+            "'unused', 'unused')], mcp_servers=[MCPServerStdio(PARAMS)])",
+            id="of_its_tool",
+        ),
+        pytest.param(
+            "def agent(row):\n    return Agent(name='a', mcp_servers=[MCPServerStdio(PARAMS)])", id="made_for_each_row"
+        ),
+        pytest.param(
+            "SERVER = MCPServerStdio(PARAMS)\ndef agent(row):\n    return Agent(name='a', mcp_servers=[SERVER])",
+            id="shared_by_rows",
+        ),
+        pytest.param(
+            "from agents import Runner\nasync def agent(row):\n    async with MCPServerStdio(PARAMS) as server:\n"
+            "        return await Runner.run(Agent(name='a', mcp_servers=[server]), row['prompt'])",
+            id="connected_by_the_row_itself",
+        ),
+        pytest.param(
+            "from contextlib import asynccontextmanager\n@asynccontextmanager\nasync def agent():\n"
+            "    async with MCPServerStdio(PARAMS) as server:\n        yield Agent(name='a', mcp_servers=[server])",
+            id="held_by_the_runner",
+        ),
+    ],
+)
+def test_servers_that_nobody_connected_are_connected_and_end_with_the_run(tmp_path, text):
+    server = copy_of_server(tmp_path)
+    rollouts = evaluated(tmp_path, agent_file(tmp_path, text))
+    assert [(row["output"], row["stop_reason"]) for row in rollouts] == [("[(12,)]", "answered")] * 2
+    assert processes(server) == []
+
+
+def test_a_server_over_http(tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    text = SERVER.read_text().replace("server.run()", f"server.run('streamable-http', host='127.0.0.1', port={port})")
+    (tmp_path / "http_server.py").write_text(text)
+    running = subprocess.Popen([sys.executable, str(tmp_path / "http_server.py")], stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline and socket.socket().connect_ex(("127.0.0.1", port)):
+            time.sleep(0.1)
+        file = servers_file(tmp_path, orders={"type": "http", "url": f"http://127.0.0.1:{port}/mcp"})
+        assert [row["output"] for row in evaluated(tmp_path, file)] == ["[(12,)]"] * 2
+    finally:
+        running.terminate()
+        running.wait(10)
+
+
+def test_a_server_that_dies_loses_the_rollouts_that_used_it_and_is_started_again(tmp_path):
+    dies_once = f"    import os, pathlib\n    mark = pathlib.Path({str(tmp_path / 'died')!r})\n"
+    dies_once += "    if not mark.exists():\n        mark.touch()\n        os._exit(1)\n"
+    server = copy_of_server(tmp_path, inside=dies_once)
+    file = servers_file(tmp_path, orders={"command": sys.executable, "args": [str(server)]})
+    first, second = evaluated(tmp_path, file, ask_once, ROWS, "--concurrency", "1")
+    assert (first["stop_reason"], first["score"]["value"]) == ("mcp_unavailable", None)
+    assert first["error"] == "the MCP server orders died during the rollout"
+    assert (second["output"], second["stop_reason"]) == ("[(12,)]", "answered")
+
+
+def test_what_goes_wrong_with_a_call_is_its_result(tmp_path, monkeypatch):
+    monkeypatch.setattr(mcp_servers, "ANSWER_S", 2.0)
+    server = copy_of_server(tmp_path, inside="    import time; time.sleep(4 * ('wait' in query))\n")
+    file = servers_file(tmp_path, orders={"command": sys.executable, "args": [str(server)]})
+
+    def script(messages):
+        if messages[-1]["role"] == "tool":
+            return {"role": "assistant", "content": messages[-1]["content"]}
+        return oracle.calls(oracle.call(*json.loads(messages[0]["content"]), "call_0"))
+
+    asked = {
+        "DROP TABLE orders": "not authorized",
+        "SELECT 1 AS wait": "Error: Request 'tools/call' timed out",
+    }
+    rows = [{"prompt": json.dumps(["execute_sql", {"query": query}]), "answer": ""} for query in asked]
+    outputs = [row["output"] for row in evaluated(tmp_path, file, script, rows)]
+    assert [words in output for words, output in zip(asked.values(), outputs, strict=True)] == [True, True], outputs
+
+
+def test_a_tool_that_no_server_has_ends_the_rollout(tmp_path):
+    file = servers_file(tmp_path, orders={"command": sys.executable, "args": [str(SERVER)]})
+    (row,) = evaluated(tmp_path, file, lambda _: oracle.calls(oracle.call("drop", {}, "call_0")), ROWS[:1])
+    assert (row["stop_reason"], row["score"]["value"]) == ("malformed", 0.0)
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        pytest.param("{", "Invalid JSON", id="no_json"),
+        pytest.param("{}", 'mcpServers: Field required; expected {"mcpServers"', id="no_servers"),
+        pytest.param('{"mcpServers": {}}', "at least 1", id="empty"),
+        pytest.param('{"mcpServers": {"a": {"args": []}}}', "mcpServers.a.command: Field required", id="no_command"),
+        pytest.param('{"mcpServers": {"a": {"command": "x", "autoApprove": []}}}', "autoApprove", id="another_key"),
+        pytest.param('{"mcpServers": {"a": {"type": "sse", "url": "http://x"}}}', "mcpServers.a", id="sse"),
+    ],
+)
+def test_a_file_that_names_no_servers_is_refused(tmp_path, written, message):
+    (tmp_path / "servers.json").write_text(written)
+    with pytest.raises(UserFileError) as refused:
+        load_agent(str(tmp_path / "servers.json"))
+    assert message in str(refused.value)
+    with pytest.raises(UserFileError, match="cannot be read"):
+        load_agent(str(tmp_path / "other.json"))
+
+
+@pytest.mark.parametrize(
+    ("program", "message"),
+    [
+        pytest.param(["no-such-program"], "the MCP server orders did not start: .*no-such-program", id="missing"),
+        pytest.param([sys.executable, "-c", "1/0"], "orders did not start: Connection closed", id="ends_at_once"),
+    ],
+)
+def test_a_server_that_does_not_start_is_named_before_a_run(tmp_path, program, message):
+    file = servers_file(tmp_path, orders={"command": program[0], "args": program[1:]})
+    with pytest.raises(UserFileError, match=message):
+        load_agent(str(file)).try_out()
+    assert {row["stop_reason"] for row in evaluated(tmp_path, file)} == {"mcp_unavailable"}
+
+
+def test_what_a_runner_holds_is_entered_once_and_left_at_its_end(tmp_path):
+    log = tmp_path / "log"
+    text = f"""
+from contextlib import asynccontextmanager
+def log(word): open({str(log)!r}, "a").write(word + " ")
+@asynccontextmanager
+async def agent():
+    log("enters")
+    yield lambda row: log("plays") or "12"
+    log("leaves")
+"""
+    evaluated(tmp_path, agent_file(tmp_path, text), rows=ROWS * 2)
+    assert log.read_text() == "enters plays plays plays plays leaves "
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [("1 / 0", "ZeroDivisionError: division by zero"), ("sys.exit('no key')", "SystemExit: no key")],
+)
+def test_what_a_runner_cannot_enter_is_named_before_a_run(tmp_path, fault, message):
+    text = f"from contextlib import asynccontextmanager\n@asynccontextmanager\nasync def agent():\n    yield {fault}\n"
+    agent = agent_file(tmp_path, text)
+    with pytest.raises(UserFileError, match=rf"mine.py:6: it raised {message}"):
+        load_agent(agent).try_out()
+    lost, _ = evaluated(tmp_path, agent)
+    assert lost["stop_reason"] == "environment_error" and message in lost["error"]
+
+
+def test_a_server_that_is_busy_is_not_dead(tmp_path):
+    """Its only thread sleeps in one rollout's call, and another rollout's time-out passes meanwhile."""
+    server = copy_of_server(tmp_path, inside="    import time; time.sleep(2 * ('wait' in query))\n")
+    server.write_text(server.read_text().replace("def execute_sql", "async def execute_sql"))
+    text = "agent = Agent(name='a', mcp_servers=[MCPServerStdio(PARAMS, client_session_timeout_seconds=1)])"
+
+    def script(messages):
+        if messages[-1]["role"] == "tool":
+            return {"role": "assistant", "content": "done"}
+        return oracle.calls(oracle.call("execute_sql", {"query": messages[0]["content"]}, "call_0"))
+
+    rows = [{"prompt": "SELECT 1 AS wait", "answer": ""}, {"prompt": "SELECT 1", "answer": ""}]
+    rollouts = evaluated(tmp_path, agent_file(tmp_path, text), script, rows)
+    assert {row["stop_reason"] for row in rollouts} <= {"answered", "environment_error"}
