@@ -35,6 +35,7 @@ from agentgrpo.checks import require
 from agentgrpo.flags import Parser, dashed
 from agentgrpo.outputs import written
 from agentgrpo.processes import ends_in_order
+from agentgrpo.stats import cluster_interval
 from dbbench_adapter.engines import BackendUnavailable
 from dbbench_adapter.splits import draw_by_kind
 from dbbench_adapter.sql_skills import SKILLS
@@ -159,6 +160,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         total = len(tasks) * args.samples
         console.print(f"interrupted: {len(records)} of {total} rollouts were finished; the table holds only those")
         raise SystemExit(130)
+    if line := interval_of_databases(records, tasks):
+        console.print(line, soft_wrap=True)
     solved = {record.task_id for record in records if record.success == 1.0}
     if args.samples > 1:
         console.print(f"pass@{args.samples}, solved in at least one rollout: {len(solved)} of {len(tasks)} tasks")
@@ -326,6 +329,17 @@ def summarise(records: Sequence[RolloutRecord], tasks: Sequence[EnvironmentTask]
 
 def rate_of(records: Sequence[RolloutRecord]) -> Rate:
     return rate([(record.task_id, record.success) for record in records])
+
+
+def interval_of_databases(records: Sequence[RolloutRecord], tasks: Sequence[EnvironmentTask]) -> str | None:
+    """Success for other databases like these; Wilson's interval is for other questions about the same ones."""
+    of_task = {task.id: task.db_id for task in tasks if isinstance(task, Question)}
+    judged = [(of_task[r.task_id], r.success == 1) for r in records if r.task_id in of_task and r.success is not None]
+    databases, solved = [database for database, _ in judged], [right for _, right in judged]
+    if (count := len(set(databases))) < 2:
+        return None
+    low, high = cluster_interval(solved, databases)
+    return f"95 % interval over the {count} databases, whose questions are alike: {low:.1%} to {high:.1%}"
 
 
 def voted(records: Sequence[RolloutRecord]) -> list[tuple[str, float | None]]:

@@ -20,7 +20,7 @@ from dbbench_adapter.tasks.load import load_tasks, write_tasks
 from sql_agent import oracle
 from sql_agent.comparison import Comparison, Excerpt
 from sql_agent.datatypes import RolloutRecord
-from sql_agent.evaluate import Rate, main, summarise, three_way_mean, voted
+from sql_agent.evaluate import Rate, interval_of_databases, main, summarise, three_way_mean, voted
 from sql_agent.text_to_sql.datatypes import Question
 from sql_agent.text_to_sql.load import read_questions
 
@@ -121,6 +121,16 @@ def test_the_most_frequent_result_of_a_task_is_its_vote():
         "any order": 1.0, "wrong": 0.0, "a tie": 1.0, "failed": 1.0, "its order": 1.0, "changes": 1.0, "no result": 0.0,
     }  # fmt: skip
     assert voted(played[-2:]) == []
+
+
+def test_questions_about_one_database_are_alike():
+    """Twelve questions of three databases, of which one is solved whole; Wilson says 13.8 to 60.9 %."""
+    tasks = [Question(f"q-{i}", "?", db_id) for i, db_id in enumerate("aaaabbbbcccc")]
+    records = [record("t", float(task.db_id == "a"), task_id=task.id) for task in tasks]
+    said = "95 % interval over the 3 databases, whose questions are alike: 0.0% to 100.0%"
+    assert interval_of_databases(records, tasks) == said
+    assert interval_of_databases(records[:4], tasks[:4]) is None
+    assert interval_of_databases([record("t", None, task_id="q-0")], tasks) is None
 
 
 def test_samples_at_temperature_0_are_refused(evaluate, capsys):
