@@ -71,6 +71,8 @@ ALL = "all"
 """The row of all tasks; no kind has the name."""
 REWARD_TIMEOUT_S = 30.0
 """Limit of one call of a reward function, like `rollout.reward_timeout_s` of a run."""
+MIN_DATABASES = 10
+"""Of fewer, a bootstrap over databases is narrower than the truth."""
 
 
 @dataclass(frozen=True)
@@ -332,14 +334,18 @@ def rate_of(records: Sequence[RolloutRecord]) -> Rate:
 
 
 def interval_of_databases(records: Sequence[RolloutRecord], tasks: Sequence[EnvironmentTask]) -> str | None:
-    """Success for other databases like these; Wilson's interval is for other questions about the same ones."""
+    """Return the 95 % interval of success over databases like these, where at least ten were asked about.
+
+    The table's intervals are over other questions about the same databases. None where a bootstrap says nothing: of
+    fewer databases, or if all answers are right or all wrong.
+    """
     of_task = {task.id: task.db_id for task in tasks if isinstance(task, Question)}
     judged = [(of_task[r.task_id], r.success == 1) for r in records if r.task_id in of_task and r.success is not None]
     databases, solved = [database for database, _ in judged], [right for _, right in judged]
-    if (count := len(set(databases))) < 2:
+    if (count := len(set(databases))) < MIN_DATABASES or len(set(solved)) < 2:
         return None
     low, high = cluster_interval(solved, databases)
-    return f"95 % interval over the {count} databases, whose questions are alike: {low:.1%} to {high:.1%}"
+    return f"95 % interval over {count} databases, by bootstrap: {_percent(low)} – {_percent(high)}"
 
 
 def voted(records: Sequence[RolloutRecord]) -> list[tuple[str, float | None]]:

@@ -27,7 +27,6 @@ from sql_agent.settings.groups import AgentConfig, DataConfig, EnvConfig
 from sql_agent.settings.main_job import ClusterConfig, EngineConfig, StoreConfig
 from sql_agent.settings.train import TrainConfig
 from sql_agent.startup.memory_check import Gpu, gpus_here
-from sql_agent.user_agents.tasks import AgentTasks
 
 # The address of `agl store --port 9999`, used for AGL_MANAGED_STORE=0 without an address.
 USUAL_STORE = "http://localhost:9999"
@@ -82,7 +81,7 @@ def check_reward_source(cfg: TrainConfig, environment: Taskset) -> None:
 
 
 def check_user_tasks(env: EnvConfig, data: DataConfig, seed: int, environment: Taskset) -> None:
-    """Check that the rows fit the user's own environment or agent, and that its MCP servers start; a dry run too.
+    """Check that the rows fit the user's own environment or agent; a dry run checks this too.
 
     Those of an environment of this project are read when the model is here.
 
@@ -91,8 +90,6 @@ def check_user_tasks(env: EnvConfig, data: DataConfig, seed: int, environment: T
     """
     if env.type not in ENVIRONMENTS or env.agent is not None:
         environment.load_split(data, seed)
-    if isinstance(environment, AgentTasks):
-        environment.agent.try_out()
 
 
 def check_store(store: StoreConfig) -> Finding | None:

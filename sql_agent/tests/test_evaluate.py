@@ -123,14 +123,14 @@ def test_the_most_frequent_result_of_a_task_is_its_vote():
     assert voted(played[-2:]) == []
 
 
-def test_questions_about_one_database_are_alike():
-    """Twelve questions of three databases, of which one is solved whole; Wilson says 13.8 to 60.9 %."""
-    tasks = [Question(f"q-{i}", "?", db_id) for i, db_id in enumerate("aaaabbbbcccc")]
-    records = [record("t", float(task.db_id == "a"), task_id=task.id) for task in tasks]
-    said = "95 % interval over the 3 databases, whose questions are alike: 0.0% to 100.0%"
-    assert interval_of_databases(records, tasks) == said
-    assert interval_of_databases(records[:4], tasks[:4]) is None
-    assert interval_of_databases([record("t", None, task_id="q-0")], tasks) is None
+def test_the_interval_over_databases_is_wider_than_over_their_questions():
+    """Ten databases of four questions, of which five are solved whole; Wilson says 35.2 to 64.8 % of 40."""
+    tasks = [Question(f"q-{i}", "?", f"db-{i // 4}") for i in range(40)]
+    records = [record("t", float(task.db_id < "db-5"), task_id=task.id) for task in tasks]
+    assert interval_of_databases(records, tasks) == "95 % interval over 10 databases, by bootstrap: 20.0 % – 80.0 %"
+    assert interval_of_databases(records[:36], tasks) is None  # nine
+    assert interval_of_databases([record("t", 1.0, task_id=task.id) for task in tasks], tasks) is None
+    assert interval_of_databases([record("t", None, task_id=task.id) for task in tasks], tasks) is None
 
 
 def test_samples_at_temperature_0_are_refused(evaluate, capsys):

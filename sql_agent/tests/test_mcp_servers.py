@@ -60,7 +60,7 @@ def test_a_file_of_servers_is_an_agent_with_their_tools(tmp_path):
     file = servers_file(tmp_path, orders={"command": sys.executable, "args": [str(server)]})
     rollouts = evaluated(tmp_path, file, rows=ROWS * 4)
     assert {(row["output"], row["stop_reason"]) for row in rollouts} == {("[(12,)]", "answered")}
-    assert (tmp_path / "starts").read_text() == "x"  # eight rollouts, one start
+    assert (tmp_path / "starts").read_text() == "xx"  # one tries it out, and one is for all eight rollouts
     assert processes(server) == []
 
 
@@ -169,6 +169,7 @@ def test_a_tool_that_no_server_has_ends_the_rollout(tmp_path):
         pytest.param('{"mcpServers": {}}', "at least 1", id="empty"),
         pytest.param('{"mcpServers": {"a": {"args": []}}}', "mcpServers.a.command: Field required", id="no_command"),
         pytest.param('{"mcpServers": {"a": {"command": "x", "autoApprove": []}}}', "autoApprove", id="another_key"),
+        pytest.param('{"mcpServers": {"a": {"command": "${HOME}/x"}}}', "not filled in", id="variables"),
         pytest.param('{"mcpServers": {"a": {"type": "sse", "url": "http://x"}}}', "mcpServers.a", id="sse"),
     ],
 )
@@ -192,7 +193,8 @@ def test_a_server_that_does_not_start_is_named_before_a_run(tmp_path, program, m
     file = servers_file(tmp_path, orders={"command": program[0], "args": program[1:]})
     with pytest.raises(UserFileError, match=message):
         load_agent(str(file)).try_out()
-    assert {row["stop_reason"] for row in evaluated(tmp_path, file)} == {"mcp_unavailable"}
+    with pytest.raises(SystemExit, match=message):
+        evaluated(tmp_path, file)
 
 
 def test_what_a_runner_holds_is_entered_once_and_left_at_its_end(tmp_path):
@@ -207,7 +209,7 @@ async def agent():
     log("leaves")
 """
     evaluated(tmp_path, agent_file(tmp_path, text), rows=ROWS * 2)
-    assert log.read_text() == "enters plays plays plays plays leaves "
+    assert log.read_text() == "enters leaves " + "enters plays plays plays plays leaves "  # the first tries it out
 
 
 @pytest.mark.parametrize(
@@ -219,21 +221,102 @@ def test_what_a_runner_cannot_enter_is_named_before_a_run(tmp_path, fault, messa
     agent = agent_file(tmp_path, text)
     with pytest.raises(UserFileError, match=rf"mine.py:6: it raised {message}"):
         load_agent(agent).try_out()
-    lost, _ = evaluated(tmp_path, agent)
-    assert lost["stop_reason"] == "environment_error" and message in lost["error"]
+    with pytest.raises(SystemExit, match=message):
+        evaluated(tmp_path, agent)
 
 
-def test_a_server_that_is_busy_is_not_dead(tmp_path):
-    """Its only thread sleeps in one rollout's call, and another rollout's time-out passes meanwhile."""
-    server = copy_of_server(tmp_path, inside="    import time; time.sleep(2 * ('wait' in query))\n")
+def test_a_server_that_hangs_is_started_again(tmp_path):
+    """Its loop sleeps in a call; two time-outs later it counts as dead."""
+    server = copy_of_server(tmp_path, inside="    import time; time.sleep(60 * ('wait' in query))\n")
     server.write_text(server.read_text().replace("def execute_sql", "async def execute_sql"))
     text = "agent = Agent(name='a', mcp_servers=[MCPServerStdio(PARAMS, client_session_timeout_seconds=1)])"
 
     def script(messages):
         if messages[-1]["role"] == "tool":
-            return {"role": "assistant", "content": "done"}
+            return {"role": "assistant", "content": messages[-1]["content"]}
         return oracle.calls(oracle.call("execute_sql", {"query": messages[0]["content"]}, "call_0"))
 
-    rows = [{"prompt": "SELECT 1 AS wait", "answer": ""}, {"prompt": "SELECT 1", "answer": ""}]
-    rollouts = evaluated(tmp_path, agent_file(tmp_path, text), script, rows)
-    assert {row["stop_reason"] for row in rollouts} <= {"answered", "environment_error"}
+    rows = [{"prompt": "SELECT 1 AS wait", "answer": ""}, {"prompt": PLUMS, "answer": "12"}]
+    hung, other = evaluated(tmp_path, agent_file(tmp_path, text), script, rows, "--concurrency", "1")
+    assert hung["stop_reason"] == "mcp_unavailable"
+    assert (other["output"], other["stop_reason"]) == ("[(12,)]", "answered")
+
+
+@pytest.mark.parametrize(
+    ("options", "starts"),
+    [
+        pytest.param("cache_tools_list=True", 2, id="cached_tools"),
+        pytest.param("tool_filter=lambda context, tool: True", 2, id="a_filter_that_asks_for_a_run"),
+    ],
+)
+def test_whether_a_server_lives_is_asked_of_itself(tmp_path, options, starts):
+    dies_once = f"    import os, pathlib\n    mark = pathlib.Path({str(tmp_path / 'died')!r})\n"
+    dies_once += "    if not mark.exists():\n        mark.touch()\n        os._exit(1)\n"
+    copy_of_server(tmp_path, f"open({str(tmp_path / 'starts')!r}, 'a').write('x')\n", dies_once)
+    text = f"agent = Agent(name='a', mcp_servers=[MCPServerStdio(PARAMS, {options})])"
+    first, *others = evaluated(tmp_path, agent_file(tmp_path, text), ask_once, ROWS * 2, "--concurrency", "1")
+    assert first["stop_reason"] == "mcp_unavailable"
+    assert [row["output"] for row in others] == ["[(12,)]"] * 3
+    assert len((tmp_path / "starts").read_text()) == starts + 1  # one more tries it out before
+
+
+@pytest.mark.parametrize("concurrency", ["1", "2"])
+def test_a_server_that_many_rows_name_is_started_twice_at_most(tmp_path, concurrency):
+    server = copy_of_server(tmp_path, before=f"open({str(tmp_path / 'starts')!r}, 'a').write('x')\n")
+    text = "SERVER = MCPServerStdio(PARAMS)\ndef agent(row):\n    return Agent(name='a', mcp_servers=[SERVER])"
+    rollouts = evaluated(tmp_path, agent_file(tmp_path, text), ask_once, ROWS * 4, "--concurrency", concurrency)
+    assert [(row["output"], row["stop_reason"]) for row in rollouts] == [("[(12,)]", "answered")] * 8
+    assert len((tmp_path / "starts").read_text()) <= 2
+    assert processes(server) == []
+
+
+def test_a_tool_that_waits_for_a_person_loses_its_rollout(tmp_path):
+    copy_of_server(tmp_path)
+    text = "agent = Agent(name='a', mcp_servers=[MCPServerStdio(PARAMS, require_approval='always')])"
+    (row,) = evaluated(tmp_path, agent_file(tmp_path, text), rows=ROWS[:1])
+    assert (row["stop_reason"], row["score"]["reason"]) == ("environment_error", "agent_error")
+    assert "waits for a person's approval" in row["error"]
+
+
+def test_two_servers_of_a_file_may_have_a_tool_of_one_name(tmp_path):
+    one = {"command": sys.executable, "args": [str(SERVER)]}
+    offered = []
+
+    def script(messages):
+        return {"role": "assistant", "content": "12"}
+
+    forget_user_files()
+    file = servers_file(tmp_path, first=one, second=one)
+    (tmp_path / "rows.jsonl").write_text(json.dumps(ROWS[0]) + "\n")
+    with oracle.serve(oracle.app(script, model="served", on_request=offered.append)) as url:
+        main([
+            "--base-url", url, "--model", "served", "--tasks", str(tmp_path / "rows.jsonl"), "--agent", str(file),
+            "--reward", REWARD, "--output", str(tmp_path / "out.jsonl"),
+        ])  # fmt: skip
+    names = [tool["function"]["name"] for tool in offered[0]["tools"]]
+    assert len(set(names)) == 2 and all("execute_sql" in name for name in names)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        pytest.param("async def agent(row):\n    yield 1", "it yields", id="a_bare_generator"),
+        pytest.param(
+            "import contextlib\n@contextlib.contextmanager\ndef agent():\n    yield 1", "it yields", id="not_async"
+        ),
+        pytest.param(
+            "import contextlib\n@contextlib.asynccontextmanager\nasync def agent():\n    yield 1",
+            "it yields a int; expected an agents.Agent",
+            id="yields_a_number",
+        ),
+        pytest.param(
+            "class Own(MCPServerStdio): pass\nagent = Agent(name='a', mcp_servers=[Own(PARAMS), Own(PARAMS)])",
+            "Duplicate tool names",
+            id="two_tools_of_one_name",
+        ),
+    ],
+)
+def test_an_agent_that_cannot_be_held_is_refused(tmp_path, text, message):
+    copy_of_server(tmp_path)
+    with pytest.raises(UserFileError, match=message):
+        load_agent(agent_file(tmp_path, text)).try_out()

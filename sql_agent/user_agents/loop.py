@@ -107,8 +107,8 @@ async def in_thread(function: Callable[[], T]) -> T:
 
 
 class Held(Generic[T]):
-    """Enters a context manager once, in a task of its own, which also leaves it: what it holds may ask for that, as
-    the sessions of MCP do.
+    """Enters a context manager once, in a task of its own, which also leaves it: a session of MCP must be left by the
+    task that entered it.
     """
 
     def __init__(self, make: Callable[[], AbstractAsyncContextManager[T]]) -> None:

@@ -13,9 +13,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from weakref import WeakSet
 
 from agents import Agent, Handoff, RunContextWrapper
 from agents.mcp import MCPServer, MCPServerManager, MCPServerStdio, MCPServerStreamableHttp
+from agents.mcp._logging import get_mcp_server_log_name
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from agentgrpo.processes import RUN_ID
@@ -25,10 +27,10 @@ START_S = 60.0
 """How long a server may take to start."""
 END_S = 5.0
 STARTS = 2
-"""Servers that start at a time in a runner; each is a process that imports its packages."""
+"""Servers that start at a time in a runner. Each is a process; of 32 that were started for a row each, twelve ran into
+openai-agents' 5 s on two cores."""
 ANSWER_S = 60.0
-"""How long a server of a file may take to answer; openai-agents' own 5 s end the start of a Python server on a busy
-machine."""
+"""How long a server of a file may take to answer."""
 
 
 class McpServerError(RuntimeError):
@@ -40,7 +42,10 @@ class _Connection:
     manager: MCPServerManager
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     uses: int = 0
+    up: bool = False
     starts: int = 0
+    silent: int = 0
+    """Requests in a row that nobody answered in time."""
 
 
 class McpServers:
@@ -48,39 +53,40 @@ class McpServers:
 
     def __init__(self) -> None:
         self._connections: dict[MCPServer, _Connection] = {}
+        self._used_before: WeakSet[MCPServer] = WeakSet()
         self._starting = asyncio.Semaphore(STARTS)
 
     @asynccontextmanager
     async def connected(self, agent: Agent[Any], *, keep: bool) -> AsyncIterator[None]:
         """
         Args:
-            keep: whether the servers stay until `close`; else until no run uses them.
+            keep: whether the servers stay until `close`; else those stay that a second agent names.
         Raises:
-            McpServerError: one does not start, or has died meanwhile.
+            McpServerError: one does not start, has died meanwhile, or does not answer.
         """
-        used: dict[MCPServer, int] = {}
+        used: list[tuple[MCPServer, _Connection, int]] = []
         raised: Exception | None = None
         try:
             for server in servers_of(agent):
                 if server in self._connections or getattr(server, "session", None) is None:
-                    used[server] = await self._use(server)
+                    used.append((server, *await self._connect(server)))
             try:
                 yield
             except Exception as error:
                 raised = error
-            for server, start in used.items():
-                if start != self._connections[server].starts or not await _lives(server):
-                    raise McpServerError(f"the MCP server {server.name} died during the rollout") from raised
+            for server, connection, start in used:
+                if start != connection.starts or not await _lives(server, connection):
+                    raise McpServerError(f"the MCP server {_name(server)} died during the rollout") from raised
+                if raised is not None and connection.silent:
+                    raise McpServerError(f"the MCP server {_name(server)} did not answer in time") from raised
             if raised is not None:
                 raise raised
         finally:
-            for server in used:
-                self._connections[server].uses -= 1
-                if not keep and not self._connections[server].uses:
-                    await self._connections.pop(server).manager.cleanup_all()
+            for server, connection, _ in used:
+                await self._let_go(server, connection, keep)
 
-    async def _use(self, server: MCPServer) -> int:
-        """Return how often it was started."""
+    async def _connect(self, server: MCPServer) -> tuple[_Connection, int]:
+        """Start the server unless it lives; return how often it was started, too."""
         if server not in self._connections:
             _mark(server)
             self._connections[server] = _Connection(
@@ -97,22 +103,34 @@ class McpServers:
         connection.uses += 1
         try:
             async with connection.lock:
-                if not connection.starts or not await _lives(server):
+                if not connection.up or not await _lives(server, connection):
+                    connection.up = False
                     async with self._starting:
                         await connection.manager.reconnect(failed_only=False)
+                    connection.up, connection.silent = True, 0
                     connection.starts += 1
         except BaseException as error:
-            connection.uses -= 1
-            if not connection.uses and not connection.starts:
-                await self._connections.pop(server).manager.cleanup_all()
+            await self._let_go(server, connection, keep=False)
             if isinstance(error, Exception):
                 raise McpServerError(_not_started(server, error)) from error
             raise
-        return connection.starts
+        return connection, connection.starts
+
+    async def _let_go(self, server: MCPServer, connection: _Connection, keep: bool) -> None:
+        connection.uses -= 1
+        if connection.uses or keep or (connection.up and server in self._used_before):
+            return
+        self._used_before.add(server)
+        async with connection.lock:  # who names the server meanwhile waits, and starts it again
+            if not connection.uses:
+                await connection.manager.cleanup_all()
+                connection.up = False
+            if not connection.uses:
+                self._connections.pop(server, None)
 
     async def close(self) -> None:
-        while self._connections:
-            await self._connections.popitem()[1].manager.cleanup_all()
+        connections, self._connections = self._connections, {}
+        await asyncio.gather(*(each.manager.cleanup_all() for each in connections.values()))
 
 
 def servers_of(agent: Agent[Any]) -> list[MCPServer]:
@@ -120,7 +138,8 @@ def servers_of(agent: Agent[Any]) -> list[MCPServer]:
     seen: list[Agent[Any]] = []
     waiting = [agent]
     while waiting:
-        if (one := waiting.pop()) in seen:
+        one = waiting.pop()
+        if any(one is each for each in seen):  # `==` compares the fields of agents, which may be a circle
             continue
         seen.append(one)
         waiting += [found for each in one.handoffs if (found := _target(each)) is not None]
@@ -141,20 +160,31 @@ def _mark(server: MCPServer) -> None:
         server.params.env = {**(server.params.env or {}), RUN_ID: run_id}
 
 
-async def _lives(server: MCPServer) -> bool:
+async def _lives(server: MCPServer, connection: _Connection) -> bool:
+    """Ask the server itself: `list_tools` of openai-agents answers from a cache, and a filter may need a run."""
+    session = getattr(server, "session", None)
     try:
-        await server.list_tools()
+        if session is None:
+            return False
+        await session.list_tools()
     except Exception as error:
-        return "timed out" in str(error).lower()  # it is busy with the call of another rollout
+        connection.silent += 1  # once it may be busy with a call of another rollout
+        return "timed out" in str(error).lower() and connection.silent < 2
+    connection.silent = 0
     return True
+
+
+def _name(server: MCPServer) -> str:
+    """The name without what a URL may hold of a secret."""
+    return get_mcp_server_log_name(server.name)
 
 
 def _not_started(server: MCPServer, error: Exception) -> str:
     cause: BaseException = error
     while isinstance(cause, BaseExceptionGroup):
         cause = cause.exceptions[0]
-    words = str(cause) or type(cause).__name__
-    return f"the MCP server {server.name} did not start: {words}"
+    words = str(cause) or (f"no answer in {START_S:g} s" if isinstance(cause, TimeoutError) else type(cause).__name__)
+    return f"the MCP server {_name(server)} did not start: {words}"
 
 
 # --agent FILE.json ----------------------------------------------------------------------------------------------------
@@ -169,9 +199,11 @@ class _Program(BaseModel):
     env: dict[str, str] = {}
     cwd: str | None = None
 
-    def made(self, name: str) -> MCPServer:
+    def to_server(self, name: str) -> MCPServer:
         params: Any = self.model_dump(include={"command", "args", "env"}) | ({"cwd": self.cwd} if self.cwd else {})
-        return MCPServerStdio(params, name=name, client_session_timeout_seconds=ANSWER_S, failure_error_function=_said)
+        return MCPServerStdio(
+            params, name=name, client_session_timeout_seconds=ANSWER_S, failure_error_function=_error_text
+        )
 
 
 class _Address(BaseModel):
@@ -181,14 +213,14 @@ class _Address(BaseModel):
     url: str
     headers: dict[str, str] = {}
 
-    def made(self, name: str) -> MCPServer:
+    def to_server(self, name: str) -> MCPServer:
         params: Any = {"url": self.url, "headers": self.headers, "timeout": ANSWER_S}
         return MCPServerStreamableHttp(
-            params, name=name, client_session_timeout_seconds=ANSWER_S, failure_error_function=_said
+            params, name=name, client_session_timeout_seconds=ANSWER_S, failure_error_function=_error_text
         )
 
 
-def _said(_: RunContextWrapper[Any], error: Exception) -> str:
+def _error_text(_: RunContextWrapper[Any], error: Exception) -> str:
     """Tell the policy what happened; openai-agents' own words leave that out."""
     return f"Error: {error}"
 
@@ -206,12 +238,19 @@ def agent_of_file(file: Path) -> Agent[Any]:
         UserFileError: the file cannot be read, or does not name servers.
     """
     try:
-        read = _File.model_validate_json(file.read_bytes())
+        text = file.expanduser().read_text("utf-8-sig")
+        read = _File.model_validate_json(text)
     except OSError as error:
         raise UserFileError(f"{file} cannot be read ({error.strerror}); give a JSON file of MCP servers") from None
     except ValidationError as error:
-        raise UserFileError(f"{file}: {_first(error)}; {FORM}") from None
-    return Agent(name=file.stem, mcp_servers=[each.made(name) for name, each in read.servers.items()])
+        raise UserFileError(f"{file}: {_first_fault(error)}; {FORM}") from None
+    if "${" in text:
+        raise UserFileError(f"{file} holds ${{...}}, which is not filled in here; write the value itself")
+    return Agent(
+        name=file.stem,
+        mcp_servers=[each.to_server(name) for name, each in read.servers.items()],
+        mcp_config={"include_server_in_tool_names": len(read.servers) > 1},
+    )
 
 
 FORM = (
@@ -220,7 +259,7 @@ FORM = (
 )
 
 
-def _first(error: ValidationError) -> str:
+def _first_fault(error: ValidationError) -> str:
     first = error.errors(include_url=False)[0]
     place = ".".join(str(part) for part in first["loc"] if not str(part).startswith("_"))
     return f"{place}: {first['msg']}" if place else first["msg"]

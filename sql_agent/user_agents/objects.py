@@ -33,9 +33,11 @@ from agents import (
     OpenAIProvider,
     OutputGuardrailTripwireTriggered,
     RunConfig,
+    RunContextWrapper,
     Runner,
     ToolInputGuardrailTripwireTriggered,
     ToolOutputGuardrailTripwireTriggered,
+    UserError,
 )
 from agents.result import RunResultBase
 
@@ -59,8 +61,8 @@ class ObjectAgent:
     """
     Args:
         thing: an `agents.Agent`, a compiled graph, or a function of the task's row. It returns one of the two, or one
-        and its context object, to be run on the row's prompt; or it runs agents itself and returns the answer. Or a
-        function without arguments, an `asynccontextmanager`, that yields one of these: a runner enters it once.
+        and its context object, to be run on the row's prompt; or it runs agents itself and returns the answer. An
+        `asynccontextmanager` without arguments yields one of these, and a runner enters it once.
     Raises:
         UserFileError: the function does not take one argument.
     """
@@ -71,6 +73,7 @@ class ObjectAgent:
         self._loop = AgentLoop()
         self._servers: McpServers | None = None
         self._held: Held[Any] | None = None
+        self._first_loop: asyncio.AbstractEventLoop | None = None
         self._thing: Any = thing
         if _is_context_manager(thing):
             self._held = Held(self._thing)
@@ -87,6 +90,7 @@ class ObjectAgent:
             return await self._loop.run(lambda: run_to_end(self._run(row, policy)))
 
     async def _run(self, row: JsonObject, policy: Policy) -> AgentEnd:
+        self._check_loop()
         thing = self._thing if self._held is None else await self._held.value()
         made = thing if _is_agent(thing) else await _call(thing, row)
         if isinstance(made, RunResultBase):
@@ -100,6 +104,15 @@ class ObjectAgent:
                 return await run_to_end(run_agent(agent, _prompt(row), policy, context))
         return AgentEnd(made)
 
+    def _check_loop(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._first_loop = self._first_loop or loop
+        if self._first_loop is not loop and (self._servers or self._held):
+            raise McpServerError(
+                "code that does not await blocked the agents' event loop, and with it what this runner holds; make "
+                "that tool a plain function, or let it await"
+            )
+
     def try_out(self) -> None:
         """Start what a runner holds, and end it again.
 
@@ -108,17 +121,26 @@ class ObjectAgent:
         """
         try:
             asyncio.run(self._hold_once())
+        except UserFileError:
+            raise
         except McpServerError as error:
             raise UserFileError(str(error)) from error
         except (Exception, SystemExit) as error:
-            raise UserFileError(f"{place(self._thing)}: it raised {type(error).__name__}: {error}") from error
+            where = place(self._thing) if callable(self._thing) else f"the agent {self._thing.name}"
+            raise UserFileError(f"{where}: it raised {type(error).__name__}: {error}") from error
 
     async def _hold_once(self) -> None:
         async with AsyncExitStack() as held:
             thing = self._thing if self._held is None else await held.enter_async_context(self._thing())
             if isinstance(thing, Agent):
                 await held.enter_async_context(McpServers().connected(thing, keep=False))
+                await thing.get_mcp_tools(RunContextWrapper(None))  # openai-agents refuses two tools of one name
             elif not _is_agent(thing):
+                if not callable(thing):
+                    raise UserFileError(
+                        f"{place(self._thing)}: it yields a {type(thing).__name__}; expected an agents.Agent, a "
+                        "compiled graph, or a function of the task"
+                    )
                 _check_function(thing)
 
     def close(self) -> None:
@@ -158,6 +180,12 @@ def _prompt(row: JsonObject) -> object:
 
 
 def _check_function(function: Callable[..., object]) -> None:
+    made_by = inspect.unwrap(function)
+    if inspect.isgeneratorfunction(made_by) or inspect.isasyncgenfunction(made_by):
+        raise UserFileError(
+            f"{place(function)}: it yields; what a runner holds is an async function without arguments under "
+            "@contextlib.asynccontextmanager"
+        )
     try:
         signature = inspect.signature(function)
     except ValueError:  # the function is not written in Python
@@ -182,6 +210,8 @@ async def run_agent(agent: Agent[Any], prompt: Any, policy: Policy, context: Any
     config = RunConfig(model_provider=OpenAIProvider(openai_client=ASYNC_CLIENT, use_responses=False))
     with asking(policy):
         result = await Runner.run(agent, prompt, context=context, run_config=config, **turns)
+    if result.interruptions:
+        raise UserError("a tool waits for a person's approval, and nobody is there; leave its approval out")
     return AgentEnd(result.final_output)
 
 

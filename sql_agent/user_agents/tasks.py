@@ -38,6 +38,9 @@ class AgentTasks(RowTaskset):
             raise UserFileError("env.type=agent needs an agent; give one with --agent FILE.py:NAME")
         return cls(load_agent(settings.agent))
 
+    def check_episodes(self) -> None:
+        self.agent.try_out()
+
     def messages(self, task: RowTask) -> list[Message]:
         """A stand-in for the first prompt, which the agent writes itself."""
         return [{"role": "user", "content": task.id}]
