@@ -72,7 +72,7 @@ class McpServers:
                     used.append((server, *await self._connect(server)))
             try:
                 yield
-            except Exception as error:
+            except Exception as error:  # the user's code may raise anything
                 raised = error
             for server, connection, start in used:
                 if start != connection.starts or not await _lives(server, connection):
@@ -109,7 +109,7 @@ class McpServers:
                         await connection.manager.reconnect(failed_only=False)
                     connection.up, connection.silent = True, 0
                     connection.starts += 1
-        except BaseException as error:
+        except BaseException as error:  # a cancelled rollout lets go of it, too
             await self._let_go(server, connection, keep=False)
             if isinstance(error, Exception):
                 raise McpServerError(_not_started(server, error)) from error
@@ -167,7 +167,7 @@ async def _lives(server: MCPServer, connection: _Connection) -> bool:
         if session is None:
             return False
         await session.list_tools()
-    except Exception as error:
+    except Exception as error:  # transports raise errors of their own
         connection.silent += 1  # once it may be busy with a call of another rollout
         return "timed out" in str(error).lower() and connection.silent < 2
     connection.silent = 0
