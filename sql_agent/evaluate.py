@@ -72,7 +72,7 @@ ALL = "all"
 REWARD_TIMEOUT_S = 30.0
 """Limit of one call of a reward function, like `rollout.reward_timeout_s` of a run."""
 MIN_DATABASES = 10
-"""Of fewer, a bootstrap over databases is narrower than the truth."""
+"""A bootstrap over fewer databases is narrower than the truth."""
 
 
 @dataclass(frozen=True)

@@ -1,19 +1,27 @@
 """Agents whose tools are those of MCP servers: real servers, over stdio and HTTP; only the model is scripted."""
 
 import json
+import os
+import signal
 import socket
 import subprocess
 import sys
 import time
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from agents import Agent, handoff
+from agents.mcp import MCPServerStdio, MCPServerStreamableHttp
 
+from agentgrpo.processes import RUN_ID
 from agentgrpo.user_files import UserFileError
 from sql_agent import oracle
 from sql_agent.evaluate import main
 from sql_agent.tests.conftest import forget_user_files
-from sql_agent.user_agents import mcp_servers
+from sql_agent.user_agents import loop, mcp_servers
+from sql_agent.user_agents.loop import ExitError, Held
+from sql_agent.user_agents.objects import BLOCKED, ObjectAgent
 from sql_agent.user_agents.tasks import load_agent
 
 SERVER = Path("examples/mcp/orders_server.py").resolve()
@@ -320,3 +328,78 @@ def test_an_agent_that_cannot_be_held_is_refused(tmp_path, text, message):
     copy_of_server(tmp_path)
     with pytest.raises(UserFileError, match=message):
         load_agent(agent_file(tmp_path, text)).try_out()
+
+
+def test_servers_are_found_behind_handoffs_and_tools():
+    first, second, third, fourth = (MCPServerStdio({"command": "none"}, name=name) for name in "abcd")
+    inner = Agent(name="inner", mcp_servers=[third, first])
+    other = Agent(name="other", mcp_servers=[second])
+    last = Agent(name="last", mcp_servers=[fourth])
+    agent = Agent(
+        name="agent",
+        mcp_servers=[first],
+        handoffs=[other, handoff(last)],
+        tools=[inner.as_tool("inner", "Asks the inner one.")],
+    )
+    other.handoffs.append(agent)  # a circle
+    last.handoffs.append(
+        Agent(name="last", mcp_servers=[fourth], handoffs=[last])
+    )  # of two agents whose fields are alike
+    assert {server.name for server in mcp_servers.servers_of(agent)} == {"a", "b", "c", "d"}
+    assert len(mcp_servers.servers_of(agent)) == 4
+
+
+async def test_a_server_that_another_rollout_started_again_has_lost_what_this_one_did(tmp_path, monkeypatch):
+    monkeypatch.setenv(RUN_ID, "0123456789ab")
+    server = copy_of_server(tmp_path)
+    agent = Agent(name="a", mcp_servers=[MCPServerStdio({"command": sys.executable, "args": [str(server)]}, name="s")])
+    servers = mcp_servers.McpServers()
+    with pytest.raises(mcp_servers.McpServerError, match="the MCP server s died during the rollout"):
+        async with servers.connected(agent, keep=True):
+            (pid,) = processes(server)
+            assert f"{RUN_ID}=0123456789ab".encode() in Path(f"/proc/{pid}/environ").read_bytes()  # the run can end it
+            os.kill(int(pid), signal.SIGKILL)
+            async with servers.connected(agent, keep=True):
+                assert processes(server) != [pid]
+    async with servers.connected(agent, keep=True):
+        pass
+    await servers.close()
+    assert processes(server) == []
+
+
+async def test_sys_exit_in_what_a_runner_enters_is_an_error_of_the_rollout():
+    @asynccontextmanager
+    async def leaves():
+        sys.exit("no key")
+        yield
+
+    with pytest.raises(ExitError, match="SystemExit: no key"):
+        await Held(leaves).value()
+
+
+def test_no_message_shows_what_a_url_holds_of_a_secret():
+    server = MCPServerStreamableHttp({"url": "http://127.0.0.1:9/mcp?key=SECRET"})
+    with pytest.raises(UserFileError, match=r"the MCP server .*127\.0\.0\.1:9/mcp.* did not start") as refused:
+        ObjectAgent(Agent(name="a", mcp_servers=[server])).try_out()
+    assert "SECRET" not in str(refused.value)
+
+
+def test_code_that_blocks_the_event_loop_loses_later_rollouts_in_words(tmp_path, monkeypatch):
+    monkeypatch.setattr(loop, "STUCK_S", 0.5)
+    copy_of_server(tmp_path)
+    text = (
+        "import time\nfrom agents import function_tool\n@function_tool\nasync def nap() -> str:\n"
+        "    'Sleep.'\n    time.sleep(5)\n    return ''\n"
+        "agent = Agent(name='a', tools=[nap], mcp_servers=[MCPServerStdio(PARAMS)])"
+    )
+
+    def script(messages):
+        if messages[0]["content"] == "nap":
+            return oracle.calls(oracle.call("nap", {}, "call_0"))
+        return ask_once(messages)
+
+    rows = [{"prompt": "nap", "answer": ""}, {"prompt": "plums", "answer": "12"}, {"prompt": "plums", "answer": "12"}]
+    options = ["--concurrency", "1", "--statement-timeout-s", "1", "--turn-timeout-s", "1", "--rollout-timeout-s", "3"]
+    napped, _, later = evaluated(tmp_path, agent_file(tmp_path, text), script, rows, *options)
+    assert napped["stop_reason"] == "timeout"
+    assert (later["stop_reason"], later["error"]) == ("mcp_unavailable", BLOCKED)

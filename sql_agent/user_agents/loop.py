@@ -66,7 +66,7 @@ class AgentLoop:
     def close(self, last: Callable[[], Coroutine[None, None, None]] | None = None) -> None:
         """
         Args:
-            last: what the loop has to do before, for `CLOSE_S` at most.
+            last: makes what the loop still runs, for `CLOSE_S` at most.
         """
         if self._loop is not None:
             if last is not None:

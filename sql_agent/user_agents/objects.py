@@ -57,6 +57,12 @@ TRIPWIRES = (
 )
 
 
+BLOCKED = (
+    "code that does not await blocked the agents' event loop, and with it what this runner holds; make that tool a "
+    "plain function, or let it await"
+)
+
+
 class ObjectAgent:
     """
     Args:
@@ -108,10 +114,7 @@ class ObjectAgent:
         loop = asyncio.get_running_loop()
         self._first_loop = self._first_loop or loop
         if self._first_loop is not loop and (self._servers or self._held):
-            raise McpServerError(
-                "code that does not await blocked the agents' event loop, and with it what this runner holds; make "
-                "that tool a plain function, or let it await"
-            )
+            raise McpServerError(BLOCKED)
 
     def try_out(self) -> None:
         """Start what a runner holds, and end it again.
