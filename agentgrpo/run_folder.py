@@ -264,6 +264,7 @@ def usable_trackers(wanted: Sequence[str], folder: Path) -> list[str]:
         "TENSORBOARD_LOGGING_DIR": str(folder / "tensorboard"),
         "WANDB_DIR": str(folder),  # wandb adds wandb/
         "SWANLAB_LOG_DIR": str(folder / "swanlab"),
+        "TRACKIO_DIR": str(folder / "trackio"),
     }
     if not os.environ.get("WANDB_API_KEY"):
         defaults["WANDB_MODE"] = "offline"

@@ -14,7 +14,7 @@
   --center-rewards-coefficient 0.01
   --chat-template-path FILE    for a model without a chat template
   --resume-from-checkpoint     a checkpoint; default auto: the newest in OUT, if there is one
-  --report-to TRACKER          wandb, swanlab or tensorboard beside metrics.jsonl; without a key they write to disk
+  --report-to TRACKER          wandb, swanlab, trackio, tensorboard beside metrics.jsonl; without a key they write files
   --config FILE                any of these in YAML; flags win
 
 Every flag of TRL's RewardConfig (and so of transformers' TrainingArguments) and ModelConfig works.

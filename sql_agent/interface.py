@@ -27,6 +27,7 @@ from agentgrpo.commands import INTERRUPTED
 from agentgrpo.flags import dashed
 from agentgrpo.json_text import parse_json
 from agentgrpo.processes import end_with_parent
+from sql_agent.notebook import LiveCurve, code_name, is_code
 from sql_agent.report.reading import Row, Run, read_run, solved
 from sql_agent.settings.train import TrainConfig
 from sql_agent.success_rate import Rate, rate
@@ -43,8 +44,8 @@ def command(name: str, *words: str | Path, **flags: Any) -> None:
     Args:
         words: what the command takes without a flag.
         flags: True is a flag without a value; None and False leave it out. A list is joined by commas. A mapping gives
-            the flag once for each entry, NAME=VALUE, as
-            `reward={"a.py:f": 1, "b.py:g": 0.5}`.
+            the flag once for each entry, NAME=VALUE, as `reward={"a.py:f": 1, "b.py:g": 0.5}`. A function, class or
+            agent of a module or of a notebook's cell stands for its FILE.py:NAME.
     Raises:
         ValueError: flags or settings cannot be; the message is the command's.
         RuntimeError: the command failed, likewise.
@@ -52,6 +53,7 @@ def command(name: str, *words: str | Path, **flags: Any) -> None:
     """
     line = [sys.executable, "-u", "-P", "-m", "agentgrpo", *name.split(), *map(str, words), *command_words(flags)]
     said: list[str] = []
+    curve = LiveCurve(flags.get("run_dir"))
     with subprocess.Popen(
         line,
         stdin=subprocess.DEVNULL,
@@ -63,10 +65,10 @@ def command(name: str, *words: str | Path, **flags: Any) -> None:
         preexec_fn=partial(end_with_parent, parent=os.getpid()),
     ) as process:
         try:
-            _show(process, said)
+            _show(process, said, curve)
         except KeyboardInterrupt:
             process.send_signal(signal.SIGINT)
-            _show(process, said)
+            _show(process, said, curve)
             raise
     if process.returncode == INTERRUPTED:
         raise KeyboardInterrupt
@@ -74,10 +76,12 @@ def command(name: str, *words: str | Path, **flags: Any) -> None:
         raise failure(process.returncode, said)
 
 
-def _show(process: subprocess.Popen[str], said: list[str]) -> None:
+def _show(process: subprocess.Popen[str], said: list[str], curve: LiveCurve) -> None:
     for text in process.stdout or ():
         said.append(text)
         print(text, end="", flush=True)
+        curve.update()
+    curve.update()
 
 
 def failure(status: int, said: Sequence[str]) -> Exception:
@@ -95,17 +99,22 @@ def command_words(flags: Mapping[str, Any]) -> Iterator[str]:
     """
     for name, value in flags.items():
         flag = f"--{dashed(name)}"
-        if callable(value):
-            raise TypeError(
-                f"{name} is {value!r}, and a command reads code from files: write it to a file, and give its place, "
-                f'{name}="FILE.py:NAME"'
-            )
-        if value is True:
+        if is_code(value):
+            yield f"{flag}={_code_name(name, value)}"
+        elif value is True:
             yield flag
         elif isinstance(value, Mapping):
-            yield from (f"{flag}={key}={json.dumps(each, default=str)}" for key, each in value.items())
+            for key, each in value.items():
+                yield f"{flag}={_code_name(name, key) if is_code(key) else key}={json.dumps(each, default=str)}"
         elif value is not None and value is not False:
             yield f"{flag}={','.join(map(str, value)) if isinstance(value, list | tuple) else value}"
+
+
+def _code_name(flag: str, value: object) -> str:
+    try:
+        return code_name(value)
+    except TypeError as error:
+        raise TypeError(f'{flag} is {value!r}, and {error}, {flag}="FILE.py:NAME"') from None
 
 
 def train(settings: TrainConfig | Mapping[str, Any] | None = None, **flags: Any) -> Run:

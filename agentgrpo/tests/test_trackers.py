@@ -1,4 +1,4 @@
-"""wandb, SwanLab and TensorBoard really write: by verl's Tracking, as the main job has it, and by TRL's trainers.
+"""wandb, SwanLab, TensorBoard and trackio really write: by verl's Tracking, as in the main job, and by TRL's trainers.
 
 They write in a process of their own: they keep threads, and read the environment when they are imported.
 """
@@ -15,9 +15,13 @@ from agentgrpo.printed_commands import install_command
 from agentgrpo.run_folder import usable_trackers
 
 ROOT = Path(__file__).parents[2]
-FILES = {"wandb": "wandb/offline-run-*/run-*.wandb", "swanlab": "swanlab/run-*/backup.swanlab"}
+FILES = {
+    "wandb": "wandb/offline-run-*/run-*.wandb",
+    "swanlab": "swanlab/run-*/backup.swanlab",
+    "trackio": "trackio/*.db",
+}
 """What each tracker writes below the run's folder. TensorBoard's file is read in `logged`."""
-VARIABLES = ("WANDB_", "SWANLAB_", "TENSORBOARD_")
+VARIABLES = ("WANDB_", "SWANLAB_", "TENSORBOARD_", "TRACKIO_")
 BY_VERL = """
 import sys
 from pathlib import Path
@@ -61,7 +65,7 @@ def write(program, trackers, folder):
 
 
 def logged(tracker, folder):
-    """Whether the metric is on disk: TensorBoard's with its value, that of the other two by its name in their files."""
+    """Whether the metric is on disk: TensorBoard's with its value, that of the others by its name in their files."""
     if tracker == "tensorboard":
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -77,11 +81,11 @@ def logged(tracker, folder):
     "program", [pytest.param(BY_VERL, id="verl"), pytest.param(BY_TRANSFORMERS, id="transformers")]
 )
 def test_the_trackers_write_into_the_runs_folder_without_an_account(program, tmp_path):
-    installed = [tracker for tracker in ("wandb", "swanlab", "tensorboard") if find_spec(tracker)]
+    installed = [tracker for tracker in ("wandb", "swanlab", "tensorboard", "trackio") if find_spec(tracker)]
     write(program, installed, tmp_path)
     assert [tracker for tracker in installed if not logged(tracker, tmp_path)] == []
     assert {each.name for each in tmp_path.iterdir()} == {*installed}
-    if len(installed) < 3:
+    if len(installed) < 4:
         pytest.skip(f"only {', '.join(installed)} are installed: uv pip install -r pyproject.toml --extra trackers")
 
 
@@ -106,6 +110,7 @@ def test_what_the_environment_says_stays(tmp_path, monkeypatch):
         "WANDB_DIR": "elsewhere",
         "SWANLAB_MODE": "online",
         "SWANLAB_LOG_DIR": f"{tmp_path}/swanlab",
+        "TRACKIO_DIR": f"{tmp_path}/trackio",
         "TENSORBOARD_DIR": f"{tmp_path}/tensorboard",
         "TENSORBOARD_LOGGING_DIR": f"{tmp_path}/tensorboard",
     }

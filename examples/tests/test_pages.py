@@ -23,6 +23,7 @@ def test_the_examples_are_those_that_are_promised():
         "mcp",
         "medical",
         "multi_agent",
+        "notebook",
         "own_agent",
         "own_database",
         "own_environment",
@@ -35,12 +36,12 @@ def test_the_examples_are_those_that_are_promised():
 def test_a_page_is_short_and_names_the_file_to_read_and_the_minutes(folder):
     page = (EXAMPLES / folder / "README.md").read_text()
     assert len(page.splitlines()) <= 40
-    [file] = re.findall(r"([\w./]+\.(?:py|sh))[`)] is the file to read", page)
+    [file] = re.findall(r"([\w./]+\.(?:py|sh|ipynb))[`)] is the file to read", page)
     assert (EXAMPLES / folder / file).is_file()
     assert re.search(r"(minutes?|seconds) on two cores", page)
 
 
-@pytest.mark.parametrize("folder", [folder for folder in FOLDERS if folder != "rllm"])
+@pytest.mark.parametrize("folder", [folder for folder in FOLDERS if folder not in ("notebook", "rllm")])
 def test_the_flags_of_its_training_command_are_understood(folder, monkeypatch):
     monkeypatch.chdir(EXAMPLES.parent)
     page = (EXAMPLES / folder / "README.md").read_text()

@@ -52,13 +52,11 @@ def summarize_run(run: Run) -> dict[str, str]:
 
 def draw_curve(rows: Sequence[dict[str, Any]], file: Path) -> None:
     """Draw training reward per step and held-out success with its 95 % interval; where there is neither, the losses."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
+    from matplotlib.figure import Figure  # pyplot would change how a notebook shows its own figures
     from matplotlib.ticker import MaxNLocator
 
-    figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
     steps = [row["train_step"] for row in rows if "reward/mean" in row]
     rewards = [row["reward/mean"] for row in rows if "reward/mean" in row]
     points = held_out(rows)
@@ -83,7 +81,6 @@ def draw_curve(rows: Sequence[dict[str, Any]], file: Path) -> None:
     axes.grid(alpha=0.3)
     figure.legend(loc="outside upper center", ncols=2, frameon=False)
     figure.savefig(file, dpi=150, format="png")
-    plt.close(figure)
 
 
 def write_page(run: Run) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import comb
 from pathlib import Path
 from typing import Any, Literal
@@ -130,16 +131,23 @@ class Run:
     folder: Path
     kind: str
     """The command, as `agentgrpo --help` names it."""
-    settings: Row
+    settings: Row = field(repr=False)
     """As JSON values."""
-    facts: Row
+    facts: Row = field(repr=False)
     """run.json: commit, start, device, command."""
-    metrics: list[Row]
+    metrics: list[Row] = field(repr=False)
     """metrics.jsonl, one row per train step."""
-    trajectories: list[Row]
+    trajectories: list[Row] = field(repr=False)
     unreadable: int
     """Lines of trajectories that are not JSON; a killed run leaves one."""
     state: State
+
+    def _repr_html_(self) -> str | None:
+        """The report, for the output of a notebook's cell."""
+        if not self.report.is_file():
+            return None
+        page = html.escape(self.report.read_text("utf-8", errors="replace"))
+        return f'<iframe srcdoc="{page}" style="width: 100%; height: 700px; border: 0"></iframe>'
 
     @property
     def step(self) -> int:

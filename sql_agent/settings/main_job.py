@@ -259,7 +259,7 @@ class TrainerConfig(Settings):
     """Whole checkpoints that stay; the disk needs room for one more."""
     resume: Annotated[Literal["auto", "never"], FlagName("resume")] = "auto"
     """`auto` goes on from the newest whole checkpoint of `run_dir`; `never` sets aside what is there."""
-    loggers: tuple[Literal["wandb", "swanlab", "tensorboard"], ...] = ()
+    loggers: tuple[Literal["wandb", "swanlab", "tensorboard", "trackio"], ...] = ()
     """Sinks beside the console line and metrics.jsonl, which are always written."""
     startup_timeout_s: float = Field(default=900.0, gt=0)
     """From the command to model servers that answer."""

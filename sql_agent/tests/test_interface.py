@@ -53,9 +53,10 @@ def test_keywords_are_typed_as_flags():
     ]
 
 
-def test_code_is_named_by_its_file():
+def test_code_is_named_by_its_module_or_file():
+    assert [*command_words({"reward": {command_words: 1}})] == ["--reward=sql_agent.interface:command_words=1"]
     with pytest.raises(TypeError, match=r'reward is .*: write it to a file, and give its place, reward="FILE.py:NAME"'):
-        agentgrpo.train(reward=command_words)
+        agentgrpo.train(reward=lambda record: 1.0)
 
 
 def test_a_command_does_its_work_and_prints_what_it_says(tmp_path, capsys):
