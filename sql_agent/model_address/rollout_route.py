@@ -39,7 +39,8 @@ from sql_agent.model_servers.turns import with_turn, without_tokens
 _ROLLOUT_PATH = re.compile(r"/rollout/([^/]+)/attempt/([^/]+)(?:/v1)?/(.+)")
 _ENDED = "ended"
 # What the holder of a signed address may ask, and by which methods.
-_OF_SIGNATURE = {"chat/completions": ("POST",), "models": ("GET", "HEAD")}
+_RESPONSES = "responses"
+_OF_SIGNATURE = {"chat/completions": ("POST",), _RESPONSES: ("POST",), "models": ("GET", "HEAD")}
 # What the run's own processes ask here.
 _OF_TOKEN = {"chat/completions": ("POST",), _ENDED: ("POST",)}
 # Calls of one rollout that may be open at a time; each holds two of the process's files, often 1,024 in all.
@@ -78,9 +79,9 @@ class _Attempt:
 
 
 class RolloutRoute:
-    """Serves `/rollout/{id}/attempt/{id}/chat/completions`, signed or not, `models` for agents and `ended` for the
-    runner, `weight_sync_pause.PATH` for trainer and runner, and passes every other path without a signature to `app`,
-    which serves none in a run.
+    """Serves `/rollout/{id}/attempt/{id}/chat/completions`, signed or not, `responses` and `models` for agents, `ended`
+    for the runner, `weight_sync_pause.PATH` for trainer and runner, and passes every other path without a signature to
+    `app`, which serves none in a run.
 
     It replaces agent-lightning's `RolloutAttemptMiddleware`, which asks the store for every sequence id. One proxy
     process serves a run, so counting here gives the same numbers. The store adopts the highest number it sees.
@@ -124,7 +125,7 @@ class RolloutRoute:
         if match is None or methods is None:  # the signature is for these alone
             asked = f"/{match[3]}" if match else path
             response = JSONResponse(
-                _error(f"{asked} is not served: only calls of /chat/completions can be trained"), 404
+                _error(f"{asked} is not served: only /chat/completions and /responses can be trained"), 404
             )
         elif scope["method"] not in methods:
             response = JSONResponse(_error(f"ask by {methods[0]}"), 405, {"Allow": ", ".join(methods)})
@@ -140,14 +141,14 @@ class RolloutRoute:
         if match[3] == _ENDED:
             return await self._end(self._attempt(match[1], match[2]))
         if sampling is None:
-            return await self._chat(match[1], match[2], None, None, http)
+            return await self._chat(match, None, None, http)
         attempt = self._attempt(match[1], match[2])
         if attempt.open_calls >= MAX_OPEN_CALLS:
             words = f"this rollout has {MAX_OPEN_CALLS} calls open; ask again when one of them is answered"
             return JSONResponse(_error(words), 429, {"Connection": "close"})
         attempt.open_calls += 1
         try:
-            return await self._chat(match[1], match[2], sampling, attempt, http)
+            return await self._chat(match, sampling, attempt, http)
         finally:
             attempt.open_calls -= 1
 
@@ -165,12 +166,12 @@ class RolloutRoute:
 
     async def _chat(
         self,
-        rollout_id: str,
-        attempt_id: str,
+        match: re.Match[str],
         sampling: RolloutSampling | None,
         attempt: _Attempt | None,
         http: Request,
     ) -> Response | None:
+        rollout_id, attempt_id, api = match.groups()
         if attempt is not None and attempt.ended:
             return JSONResponse(_error("this rollout has ended; nothing that it asks now would be trained"), 410)
         sequence_id = self._calls.next(rollout_id, attempt_id)
@@ -179,7 +180,11 @@ class RolloutRoute:
             body = await read_body(http.receive, self.limits.body_bytes, self.limits.too_long)
             if body is None:
                 return None
-            request = self.limits.parse(body)
+            given = request = self.limits.parse(body)
+            if api == _RESPONSES:
+                from sql_agent.model_address import responses_api  # openai-agents takes a second, and few need it
+
+                request = responses_api.chat_request(given)
             self.limits.check(request)
             asked = request if sampling is None else policy_request(request, sampling, sequence_id)
             stream = bool(asked.pop("stream", False))
@@ -208,6 +213,13 @@ class RolloutRoute:
             answer = without_tokens(answer)
         if attempt is not None:
             _note(attempt.log, request, status, answer)
+        if status == 200 and api == _RESPONSES:
+            from sql_agent.model_address import responses_api
+
+            if not stream:
+                return JSONResponse(responses_api.response_of(given, answer))
+            events = responses_api.events_of(given, answer, stream_of(answer, usage=True))
+            return StreamingResponse(events, media_type="text/event-stream")
         if status == 200 and stream:
             return StreamingResponse(stream_of(answer, usage=usage), media_type="text/event-stream")
         return JSONResponse(answer, status)

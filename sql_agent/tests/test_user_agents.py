@@ -1,6 +1,7 @@
 """Agents of the user's own, played through the real LLM proxy and store; only the model behind is scripted."""
 
 import asyncio
+import json
 import os
 import socket
 import threading
@@ -18,7 +19,9 @@ from sql_agent import oracle
 from sql_agent.credit.row import stitch
 from sql_agent.environments.rows import RowTask
 from sql_agent.lightning.spans import read_turns
+from sql_agent.model_address.call_log import stream_of
 from sql_agent.model_address.request_guard import RUN_TOKEN, RunRequestGuard, authorization
+from sql_agent.model_address.responses_api import events_of, response_of
 from sql_agent.model_address.signed_address import RolloutSampling, signed_prefix, without_signature
 from sql_agent.reward_functions import RewardRecord
 from sql_agent.rewards import NO_JUDGE
@@ -139,13 +142,97 @@ async def test_a_stream_is_collected_and_traced_like_any_call(policy, store):
 async def test_several_replies_a_call_and_other_routes_are_refused_in_words(policy):
     with pytest.raises(BadRequestError, match="ask for one reply a call"):
         await asyncio.to_thread(chat, policy, n=2)
-    answer = await asyncio.to_thread(httpx.post, f"{policy.base_url}/responses", json={"input": "hi"})
+    answer = await asyncio.to_thread(httpx.post, f"{policy.base_url}/completions", json={"prompt": "hi"})
     assert (answer.status_code, answer.json()["error"]["message"]) == (
         404,
-        "/responses is not served: only calls of /chat/completions can be trained",
+        "/completions is not served: only /chat/completions and /responses can be trained",
     )
     models = await asyncio.to_thread(httpx.get, f"{policy.base_url}/models")
     assert [each["id"] for each in models.json()["data"]] == ["policy-0"]
+    assert SCRIPT.seen == []
+
+
+LOOK = {"type": "function", "name": "look", "parameters": {"type": "object", "properties": {}}, "strict": True}
+
+
+def looked(messages):
+    """Looks, then answers what it saw."""
+    return say(messages[-1]["content"]) if messages[-1]["role"] == "tool" else call("look")
+
+
+async def test_the_responses_api_is_asked_as_chat_completions(policy, store):
+    """The loop of OpenAI's guide to function calling: the output is appended to the input."""
+    SCRIPT.answer = looked
+
+    def ask():
+        client = OpenAI(base_url=policy.base_url, api_key="dummy", max_retries=0)
+        asked = {"model": "gpt-5", "instructions": "Be short.", "tools": [LOOK], "temperature": 0.1}
+        items = [{"role": "user", "content": "hi"}]
+        first = client.responses.create(input=items, max_output_tokens=9, **asked)
+        items += first.output
+        items.append({"type": "function_call_output", "call_id": first.output[0].call_id, "output": "3"})
+        return client.responses.create(input=items, **asked)
+
+    said = await asyncio.to_thread(ask)
+    assert (said.output_text, said.status, said.usage.output_tokens > 0) == ("3", "completed", True)
+    begin = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "hi"}]
+    first, second = SCRIPT.seen
+    assert (first["messages"], second["messages"][:2], first["temperature"]) == (begin, begin, 0.7)
+    assert (first["max_tokens"], second["max_tokens"]) == (9, 64)
+    assert first["tools"] == [{"type": "function", "function": {"name": "look", "parameters": LOOK["parameters"]}}]
+    assert second["messages"][2]["tool_calls"][0]["function"] == {"name": "look", "arguments": "{}"}
+    assert second["messages"][3] == {"role": "tool", "tool_call_id": "call_0", "content": "3"}
+    assert len(await turns_of(store, policy, 2)) == 2
+    rollout = without_signature(policy.base_url)
+    ended = await asyncio.to_thread(httpx.post, f"{rollout}/ended", timeout=10, headers=authorization(RUN_TOKEN))
+    assert [message["role"] for message in ended.json()["messages"]] == [
+        "system", "user", "assistant", "tool", "assistant",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_openai_agents_default_model_is_served(policy, store, streams):
+    from agents import Agent, OpenAIResponsesModel, Runner, function_tool
+    from openai import AsyncOpenAI
+
+    SCRIPT.answer = looked
+    client = AsyncOpenAI(base_url=policy.base_url, api_key="dummy", max_retries=0)
+    agent = Agent(
+        "clerk", tools=[function_tool(lambda: "7", name_override="look")], model=OpenAIResponsesModel("gpt-5", client)
+    )
+    if streams:
+        result = Runner.run_streamed(agent, "hi")
+        kinds = [event.type async for event in result.stream_events()]
+        assert "raw_response_event" in kinds
+    else:
+        result = await Runner.run(agent, "hi")
+    assert result.final_output == "7"
+    assert len(await turns_of(store, policy, 2)) == 2
+    await client.close()
+
+
+async def test_a_response_that_a_limit_cut_is_incomplete():
+    choice = {"index": 0, "finish_reason": "length", "message": say("one two")}
+    answer = {"id": "1", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice]}
+    events = [event async for event in events_of({"model": "m"}, answer, stream_of(answer, usage=False))]
+    assert events[-1].startswith("event: response.incomplete\n")
+    streamed = json.loads(events[-1].partition("data: ")[2])["response"]
+    for response in (response_of({"model": "m"}, answer), streamed):
+        assert (response["status"], response["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
+        assert response["output"][0]["content"][0]["text"] == "one two"
+
+
+@pytest.mark.parametrize(("request_", "said"), [
+    ({"input": "hi", "previous_response_id": "resp_1"}, "previous_response_id names what no server here keeps; send"),
+    ({"input": "hi", "tools": [{"type": "web_search"}]}, "a tool of the type 'web_search' runs on OpenAI's servers"),
+    ({"input": [{"type": "item_reference", "id": "x"}]}, "input: "),
+    ({"input": [{"role": "user"}]}, "input: "),
+    ({"input": 3}, "the request does not fit"),
+    ([], "the request does not fit"),
+])  # fmt: skip
+async def test_a_response_that_cannot_be_asked_is_refused_in_words(policy, request_, said):
+    answer = await asyncio.to_thread(httpx.post, f"{policy.base_url}/responses", json=request_)
+    assert answer.status_code == 400 and said in answer.json()["error"]["message"]
     assert SCRIPT.seen == []
 
 

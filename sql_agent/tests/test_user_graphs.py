@@ -202,7 +202,7 @@ async def test_in_a_function_a_client_with_an_address_keeps_it(load, run):
 async def test_what_cannot_be_trained_is_refused_and_not_sent(load, run):
     record = await run(load(FUNCTIONS, "embeds"), prompt="hi")
     assert record.score.reason == "agent_error"
-    assert "/embeddings is not served: only calls of /chat/completions can be trained" in record.error
+    assert "/embeddings is not served: only /chat/completions and /responses can be trained" in record.error
 
 
 def test_a_client_without_an_address_of_its_own_is_known_where_the_environment_has_one(monkeypatch):
