@@ -50,7 +50,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--long-prompts",
         action="store_true",
-        help="put the schema of examples/shop.py, 26 tables, before every question (with a pretrained --model)",
+        help="put the schema of sql_agent/demo_shop.py, 26 tables, before every question (with a pretrained --model)",
     )
     parser.add_argument(
         "--output",
@@ -139,7 +139,7 @@ def write_tasks(folder: Path, sizes: Sizes, *, schema: str) -> tuple[Path, Path]
 
 def shop_schema(folder: Path) -> str:
     """The tables of the shop as DDL, as a stranger's schema."""
-    from examples.shop import make_shop
+    from sql_agent.demo_shop import make_shop
 
     database, _ = make_shop(folder, large=True)
     with closing(sqlite3.connect(database)) as connection:

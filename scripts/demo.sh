@@ -47,10 +47,7 @@ trap '[[ -z $running ]] || { kill "$running"; wait "$running" || true; }; exit 1
 
 if [[ -z ${1:-}${DBBENCH_DATA:-} ]]; then
     if run "$python" -m agentgrpo pretrained-policy; then
-        shop=data/demo-shop
-        run "$python" -m examples.shop "$shop"
-        run "$python" -m agentgrpo improve --model models/smollm2-135m-instruct --database "$shop/shop.db" \
-            --val-file "$shop/questions.json" --minutes 12 --seed "$seed" --run-dir "${run_dir:-runs/demo-shop${SEED:+-$SEED}}"
+        run "$python" -m agentgrpo demo --seed "$seed" --run-dir "${run_dir:-runs/demo-shop${SEED:+-$SEED}}"
         say "done"
         exit
     fi

@@ -36,6 +36,7 @@ CALLED_BY_FRAMEWORKS = {
     "openai-agents": {
         "_fetch_response", "on_span_start", "on_span_end", "on_trace_start", "on_trace_end", "force_flush",
     },
+    "IPython": {"_repr_html_"},
     "torch": {"forward"},
     "LangChain": {"on_chat_model_start", "on_llm_end", "on_llm_error"},
     "agent-lightning": {

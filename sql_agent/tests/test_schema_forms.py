@@ -13,7 +13,7 @@ from agentgrpo.tests.seconds import seconds_here
 from bench.prompts import measure, used
 from dbbench_adapter.engines.engine import ColumnInfo, TableInfo
 from dbbench_adapter.engines.sqlite.schema import read_schema
-from examples.shop import make_shop
+from sql_agent.demo_shop import make_shop
 from sql_agent.settings.groups import AgentConfig
 from sql_agent.text_to_sql.datatypes import Question
 from sql_agent.text_to_sql.environment import TextToSql

@@ -9,8 +9,8 @@ from contextlib import closing
 
 import pytest
 
-from examples.shop import make_shop
 from scripts.tests.pages import commands
+from sql_agent.demo_shop import make_shop
 from sql_agent.improve import compared, main, repeated
 from sql_agent.text_to_sql.datatypes import Question
 from sql_agent.text_to_sql.load import hold_out

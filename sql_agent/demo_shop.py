@@ -1,8 +1,8 @@
 """Make a shop's database, and 60 questions that a person asked of it.
 
-`python -m examples.shop FOLDER` writes shop.db and questions.json there: the eleven tables that everybody knows, for
-`make demo`. With --large there are 26 tables and 6 views, of which most have nothing to do with a question and two are
-idle, under the names that a shop's programmers give: a stranger's schema.
+`python -m sql_agent.demo_shop FOLDER` writes shop.db and questions.json there: the eleven tables that everybody knows,
+for `agentgrpo demo`. With --large there are 26 tables and 6 views, of which most have nothing to do with a question and
+two are idle, under the names that a shop's programmers give: a stranger's schema.
 """
 
 import argparse
@@ -412,7 +412,7 @@ def _rows(rng: random.Random) -> Iterator[tuple[str, tuple[object, ...]]]:
 
 
 def main() -> None:
-    parser = described_parser("python -m examples.shop", __doc__)
+    parser = described_parser("python -m sql_agent.demo_shop", __doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--large", action="store_true", help="26 tables and 6 views in place of eleven tables")
     args: argparse.Namespace = parser.parse_args()
