@@ -22,7 +22,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,7 @@ from sql_agent.prompts.tokenizer import ServedTokenizer
 from sql_agent.reward_functions.ask import RewardFunctions
 from sql_agent.reward_functions.datatypes import LoadedReward
 from sql_agent.reward_functions.load import load_function
+from sql_agent.rewards import with_success
 from sql_agent.settings.evaluation import EvaluateConfig
 from sql_agent.settings.flags import add_flags, read_flags
 from sql_agent.settings.groups import DataConfig
@@ -141,6 +142,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         as_text = CallsAsText()
 
         def done(record: RolloutRecord) -> None:
+            score = with_success(record.score, record.score.value, args.success_reward)
+            record = replace(record, score=score)
             records.append(record)
             write(record)
             if note := as_text.note(record):

@@ -109,6 +109,19 @@ def reward(
     return Reward(value + added, verdict.reason, parts | {"base": value, "shaping": added})
 
 
+def with_success(score: Score, reward: float | None, least: float | None) -> Score:
+    """The score of a rollout with success by its reward, where nothing else says whether it succeeded.
+
+    Args:
+        reward: what the rollout earned; None if it is lost.
+        least: the reward from which it succeeded (`rollout.success_reward`); None: its success stays unknown.
+    """
+    if least is None or reward is None or score.reason not in (OWN_REWARD, NO_JUDGE) or "correctness" in score.parts:
+        return score
+    value = reward if score.value is None else score.value
+    return Score(value, OWN_REWARD, {**score.parts, "correctness": float(reward >= least)})
+
+
 def summed_reward(
     record: RolloutRecord,
     weights: Mapping[str, float],

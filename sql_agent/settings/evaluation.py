@@ -33,6 +33,8 @@ class EvaluateConfig(EnvironmentFlags):
     """Your own agent, as in training; --tasks has its rows."""
     reward: tuple[str, ...] = ()
     """With your own agent: a function of the rollout's record, FILE.py:NAME[=WEIGHT]; repeat to sum several."""
+    success_reward: float | None = None
+    """Reward from which a rollout counts as a success, where the agent or the environment says nothing of success."""
     instructions: Path | None = None
     """Text that replaces what the first prompt says about how to act, as prompt.txt of `--algorithm apo`."""
     limit: int | None = Field(default=None, ge=1)

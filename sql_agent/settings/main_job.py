@@ -57,6 +57,9 @@ class RolloutConfig(Settings):
     reward_on_error: float | None = None
     """Number of a rollout on which a reward function raises an error of values (ValueError, KeyError, ...) or returns
     none; give one that is no better than a wrong answer's. None: the rollout is lost under `reward_error`."""
+    success_reward: Annotated[float | None, FlagName("success-reward")] = None
+    """Reward from which a rollout counts as a success, for an agent or an environment of your own that says nothing of
+    success. None: their success is unknown, and curves show the reward."""
     train_agents: Annotated[tuple[str, ...], FlagName("train-agents")] = ()
     """Agents of an agent of your own (`env.agent`) whose turns are trained, by name; empty trains all. What the others
     say is sampled from the policy too, and masked."""

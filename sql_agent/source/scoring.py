@@ -12,6 +12,7 @@ import os
 import traceback
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -22,7 +23,7 @@ from reward_model.client import TOKEN_VARIABLE, RewardClient, ScorerRefusedError
 from sql_agent.datatypes import FunctionReward, Reward, RolloutRecord, ScorerResult
 from sql_agent.reward_functions.ask import RewardFunctions
 from sql_agent.reward_functions.datatypes import LoadedReward, RewardRecord
-from sql_agent.rewards import NO_JUDGE, REWARDS, RewardPreset, answered, reward, summed_reward
+from sql_agent.rewards import NO_JUDGE, REWARDS, RewardPreset, answered, reward, summed_reward, with_success
 from sql_agent.settings.groups import RewardModelConfig
 from sql_agent.settings.main_job import RolloutConfig
 from sql_agent.source.datatypes import Rollout
@@ -218,6 +219,8 @@ class Rewarder:
         except Exception:  # an invalid verdict is the environment's fault and loses this rollout, not the run
             logger.exception("the reward of task %s raised", record.task_id)
             rollout.earn(Reward(None, "reward_error", error=traceback.format_exc()))
+        score = with_success(record.score, rollout.reward, self._rollout.success_reward)
+        rollout.played = replace(record, score=score)
         # only a rollout whose own request failed has news about the service
         if self._scorer and scorer is not None and scorer.reason == "scorer_unavailable":
             rollout.scorer_down_s = self._scorer.down_s

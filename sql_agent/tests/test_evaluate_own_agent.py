@@ -52,6 +52,15 @@ def test_an_agent_is_played_with_its_handoffs_and_its_reward_is_the_score(evalua
     assert not any("logprobs" in request or "return_token_ids" in request for request in asked)
 
 
+def test_a_reward_that_is_high_enough_is_a_success(evaluate, capsys):
+    """A user who asked for a success rate beside a mean reward."""
+    rollouts, _ = evaluate(*AGENT, "--success-reward", "2", script=desk_and_clerk)
+    found = sorted((row["score"]["value"], row["score"]["parts"]["correctness"]) for row in rollouts)
+    assert found == [(0.2, 0.0), (2.0, 1.0)]
+    printed = capsys.readouterr().out
+    assert "50.0 %" in printed and "mean reward: 1.1" in printed
+
+
 def test_an_agent_of_agent_lightning_brings_its_own_reward(evaluate, tmp_path):
     (tmp_path / "mine.py").write_text(
         "import agentlightning as agl\nfrom openai import OpenAI\n\n@agl.rollout\ndef play(task, llm):\n"

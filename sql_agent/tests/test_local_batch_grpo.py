@@ -13,7 +13,7 @@ import torch
 from agentgrpo.machine import free_port
 from agentgrpo.run_folder import read_start
 from dbbench_adapter.datatypes import Score
-from sql_agent.datatypes import OWN_REWARD, RolloutRecord
+from sql_agent.datatypes import OWN_REWARD, FunctionReward, RolloutRecord
 from sql_agent.environments.rows import RowTask
 from sql_agent.local.datatypes import TrainerState, UnjudgedError
 from sql_agent.local.presets import Preset, describe_outcome, shuffled
@@ -24,6 +24,7 @@ from sql_agent.rewards import NO_JUDGE
 from sql_agent.settings.flags import message_formatter
 from sql_agent.settings.groups import RewardModelConfig
 from sql_agent.settings.local import BatchGrpoConfig, LossConfig, ModelConfig
+from sql_agent.settings.main_job import RolloutConfig
 from sql_agent.source.datatypes import Rollout, StopError
 from sql_agent.source.scoring import Rewarder
 from sql_agent.success_rate import Rate
@@ -232,6 +233,15 @@ def test_the_reward_is_the_presets_and_a_verdict_out_of_range_loses_its_episode(
     for each in earned:
         rewarder.reward(each, {})
     assert [each.reward for each in earned] == [-1.0, None, 2.5, None]
+
+
+def test_a_reward_counts_as_a_success_from_the_number_that_the_user_gives():
+    (record, _), rewards = rollout(None, NO_JUDGE), RolloutConfig(reward="my.py:f", success_reward=1.0)
+    rewarder = Rewarder(rewards, RewardModelConfig(), threads=1)
+    played = [Rollout("g", {}, played=record) for _ in range(2)]
+    for each, number in zip(played, (1.0, 0.5), strict=True):
+        rewarder.reward(each, {"f": FunctionReward(number)})
+    assert [(each.reward, each.record.success) for each in played] == [(1.0, 1.0), (0.5, 0.0)]
 
 
 def test_three_batches_without_a_reward_stop_the_run_and_say_why(tmp_path, monkeypatch):

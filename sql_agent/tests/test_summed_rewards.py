@@ -8,7 +8,7 @@ from agentgrpo.checks import UsageError
 from dbbench_adapter.datatypes import Score
 from sql_agent.datatypes import OWN_REWARD, FunctionReward, Reward, ScorerResult
 from sql_agent.report.figures import all_figures
-from sql_agent.rewards import NO_JUDGE, REWARDS, reward, summed_reward
+from sql_agent.rewards import NO_JUDGE, REWARDS, reward, summed_reward, with_success
 from sql_agent.settings.groups import RewardModelConfig
 from sql_agent.settings.load import dump_config
 from sql_agent.source.dynamic_sampling import drop_scores_of_group
@@ -23,6 +23,24 @@ from sql_agent.tests.records import make_record, make_result, rewarded, travelle
 RIGHT, WRONG, UNJUDGED = Score(1.0, "match"), Score(0.0, "wrong_rows"), Score(None, NO_JUDGE)
 SHAPING = RewardModelConfig(center=1.0, scale=2.0)
 AWAY = FunctionReward(None, "judge_unavailable", "no answer")
+
+
+OWN = Score(0.5, OWN_REWARD)
+SAID = Score(0.5, OWN_REWARD, {"correctness": 0.0})
+
+
+@pytest.mark.parametrize(("score", "earned", "least", "expected"), [
+    pytest.param(UNJUDGED, 1.0, 1.0, Score(1.0, OWN_REWARD, {"correctness": 1.0}), id="reached"),
+    pytest.param(UNJUDGED, 0.9, 1.0, Score(0.9, OWN_REWARD, {"correctness": 0.0}), id="missed"),
+    # the sum with other rewards decides, and the agent's own number stays what it is
+    pytest.param(OWN, 1.5, 1.0, Score(0.5, OWN_REWARD, {"correctness": 1.0}), id="the_sum_decides"),
+    pytest.param(SAID, 1.5, 1.0, SAID, id="the_environment_says_what_is_solved"),
+    pytest.param(WRONG, 1.5, 1.0, WRONG, id="a_judge_decides"),
+    pytest.param(UNJUDGED, None, 1.0, UNJUDGED, id="a_lost_rollout"),
+    pytest.param(UNJUDGED, 5.0, None, UNJUDGED, id="nothing_was_asked"),
+])  # fmt: skip
+def test_success_by_reward_is_for_what_nothing_else_judges(score, earned, least, expected):
+    assert with_success(score, earned, least) == expected
 
 
 def total(verdict, weights, given, **scored):
