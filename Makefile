@@ -36,6 +36,7 @@ lint:
 	.venv/bin/ruff check
 	.venv/bin/ruff format --check
 	.venv/bin/lint-imports
+	.venv/bin/hadolint Dockerfile
 
 types:
 	.venv/bin/pyright
