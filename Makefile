@@ -14,7 +14,7 @@ setup:  ## make .venv with all packages; skips what is done
 demo: setup  ## a pretrained model learns a shop's database on a CPU: success before and after, and a report (12 minutes after setup)
 	@bash scripts/demo.sh
 
-demo-small: setup  ## the same chain with a small policy on generated tasks (two to seven minutes); DBBENCH_DATA=FOLDER for real tasks
+demo-small: setup  ## the same chain with a small policy on generated tasks (three to ten minutes); DBBENCH_DATA=FOLDER for real tasks
 	@bash scripts/demo.sh --small
 
 demo-pretrained: setup  ## fine-tune and train a pretrained model on LifelongAgentBench, hours on two cores: DBBENCH_DATA=FOLDER make demo-pretrained
@@ -27,7 +27,7 @@ test:  ## run every test, the end-to-end runs included
 	@bash scripts/setup.sh --extras
 	$(PYTEST) -rs
 
-check:  ## lint, layers, types and the quick tests (about 3 minutes)
+check:  ## lint, layers, types and the quick tests (about 7 minutes)
 	@bash scripts/setup.sh --extras
 	@$(MAKE) --no-print-directory lint
 	@$(MAKE) --no-print-directory -j 2 types quick-tests
