@@ -22,6 +22,7 @@ from dbbench_adapter.engines.base import (
     TableError,
     TableState,
 )
+from dbbench_adapter.engines.duckdb import DUCKDB
 from dbbench_adapter.engines.engine import Databases, Engine
 from dbbench_adapter.engines.mysql import MYSQL
 from dbbench_adapter.engines.sqlite import SQLITE
@@ -36,7 +37,7 @@ __all__ = [
     "TableState",
 ]
 
-ENGINES: tuple[Engine, ...] = (SQLITE, MYSQL)
+ENGINES: tuple[Engine, ...] = (SQLITE, DUCKDB, MYSQL)
 
 
 # users' databases
@@ -90,8 +91,10 @@ DatabaseSpec = Annotated[Path | str, BeforeValidator(_path_or_address)]
 
 
 def _engine_at(place: Path | str) -> Engine:
+    if isinstance(place, Path):
+        return next((engine for engine in ENGINES if engine.has_path(place)), SQLITE)
     for engine in ENGINES:
-        if not engine.scheme if isinstance(place, Path) else engine.scheme and place.startswith(engine.scheme):
+        if engine.scheme and place.startswith(engine.scheme):
             return engine
     names = " or ".join(f"{engine.name}'s" for engine in ENGINES if engine.scheme)
     # a path would be shown with the password

@@ -211,7 +211,7 @@ class Engine(ABC):
     places: ClassVar[str]
     """What names a user's database, for messages: a path, or the form of an address."""
     scheme: ClassVar[str] = ""
-    """The beginning of such an address, with `://`; empty for the one engine of paths."""
+    """The beginning of such an address, with `://`; empty for an engine of paths."""
     backends: ClassVar[tuple[str, ...]] = ()
     """What names a backend of DB-Bench: words, and a form of an address that begins with `scheme`."""
     average_decimals: ClassVar[int | None] = None
@@ -223,6 +223,10 @@ class Engine(ABC):
     def statements(self, sql: str) -> list[str]:
         """An engine that only reads runs one statement, and refuses several."""
         return [sql]
+
+    def has_path(self, path: Path) -> bool:
+        """Whether a path is this engine's; SQLite takes those that no engine claims."""
+        return False
 
     @abstractmethod
     def open_databases(self, place: Path | str) -> Databases:

@@ -44,6 +44,8 @@ class World:
     """The clock of this thread where it runs the statements itself, else the wall's."""
     longest_s: float
     """How long a statement may take by that clock whose limit is 0.5 s."""
+    quote: str = "`"
+    """What stands around a name; the statements of the tests have backquotes."""
 
 
 def file_world(folder):
@@ -52,8 +54,23 @@ def file_world(folder):
     empty.touch()
     with closing(sqlite3.connect(place)) as connection:
         connection.executescript(SHOP)
-    contents = lambda: {each.name: hashlib.sha256(each.read_bytes()).hexdigest() for each in place.parent.iterdir()}  # noqa: E731
-    return World(place, empty, contents, (str(folder),), time.thread_time, 1.5)
+    return World(place, empty, lambda: file_contents(place.parent), (str(folder),), time.thread_time, 1.5)
+
+
+def duckdb_world(folder):
+    duckdb = pytest.importorskip("duckdb")
+    place, empty = folder / "shop" / "my_shop.duckdb", folder / "empty.duckdb"
+    place.parent.mkdir()
+    for file, statements in ((place, SHOP.replace("`", '"')), (empty, "SELECT 1")):
+        with duckdb.connect(file) as connection:
+            connection.execute(statements)
+    return World(place, empty, lambda: file_contents(place.parent), (str(folder),), time.monotonic, 3.0, '"')
+
+
+def file_contents(folder):
+    return {
+        file.name: (hashlib.sha256(file.read_bytes()).hexdigest(), file.stat().st_mtime_ns) for file in folder.iterdir()
+    }
 
 
 def server_world(server, account, address):
@@ -129,8 +146,10 @@ def server_contents(server):
     return answers_to_admin(server, *sums, "SELECT user, host FROM mysql.user ORDER BY 1, 2", "SHOW DATABASES")
 
 
-@pytest.fixture(scope="session", params=["SQLite", "MariaDB"])
+@pytest.fixture(scope="session", params=["SQLite", "DuckDB", "MariaDB"])
 def engine_world(request, tmp_path_factory):
     if request.param == "SQLite":
         return file_world(tmp_path_factory.mktemp("files"))
+    if request.param == "DuckDB":
+        return duckdb_world(tmp_path_factory.mktemp("duckdb"))
     return server_world(*map(request.getfixturevalue, ("shop_server", "shop_account", "shop_address")))

@@ -89,6 +89,26 @@ CREATE VIEW spent (
   customer INT,
   total
 );"""
+DUCKDB_SCHEMA = """\
+CREATE TABLE customer (
+  id INTEGER, -- 1, 2
+  name VARCHAR, -- 'Ann O''Hara', 'Bo'
+  "home town" VARCHAR, -- 'Ulm', 'Bonn'
+  born DATE, -- '1990-02-03'
+  PRIMARY KEY (id)
+);
+CREATE TABLE "order" (
+  nr INTEGER, -- 1, 2
+  customer INTEGER, -- 1, 2
+  total DECIMAL(8,2), -- 2.5, 4.0
+  note BLOB,
+  PRIMARY KEY (nr, customer),
+  FOREIGN KEY (customer) REFERENCES customer(id)
+);
+CREATE VIEW spent (
+  customer INTEGER,
+  total DECIMAL(38,2)
+);"""
 MYSQL_SCHEMA = """\
 CREATE TABLE `customer` (
   `id` int(11), -- 1, 2
@@ -112,14 +132,16 @@ CREATE VIEW `spent` (
 
 
 @pytest.mark.parametrize(("engine_world", "engine", "schema"), [
-    ("SQLite", "SQLite", SQLITE_SCHEMA), ("MariaDB", "MySQL", MYSQL_SCHEMA),
+    ("SQLite", "SQLite", SQLITE_SCHEMA), ("DuckDB", "DuckDB", DUCKDB_SCHEMA), ("MariaDB", "MySQL", MYSQL_SCHEMA),
 ], indirect=["engine_world"])  # fmt: skip
-def test_the_prompt_shows_types_keys_and_values_as_statements_have_to_write_them(environment, engine, schema):
+def test_the_prompt_shows_types_keys_and_values_as_statements_have_to_write_them(
+    engine_world, environment, engine, schema
+):
     tables = {table.name: table for table in environment.databases.schema("my_shop")}
     assert render_schema([tables[name] for name in ("customer", "order", "spent")], form="ddl").text == schema
     prompt = environment.messages(Question("q", "How many?", "my_shop"))[0]["content"]
     assert f"with one {engine} query" in prompt
-    quote = '"' if engine == "SQLite" else "`"
+    quote = '"' if engine == "SQLite" else engine_world.quote
     assert f"{quote}order{quote}(" in prompt
 
 
@@ -144,7 +166,8 @@ def play(environment, query, sql):
     ("SELECT 1", "SELECT x.a FROM t x, t y, t z, t u, t v, t w, t p", "too_many_rows"),
     ("SELECT gone FROM t", "SELECT 1", "reference_failed"),
 ])  # fmt: skip
-def test_a_submitted_query_is_judged_by_its_result(environment, query, sql, reason):
+def test_a_submitted_query_is_judged_by_its_result(engine_world, environment, query, sql, reason):
+    query = query.replace("`", engine_world.quote)
     value = None if reason == "reference_failed" else float(reason == "match")
     likeness = {"likeness": 1.0} if reason == "wrong_result" else {}  # the order alone is wrong
     assert play(environment, query, sql) == Score(value, reason, likeness)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 import sqlite3
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 
 from dbbench_adapter.datatypes import DatabaseError
 from dbbench_adapter.engines.base import BackendUnavailable
 from dbbench_adapter.engines.engine import SAMPLED_ROWS, TableInfo, described_columns, format_unreadable
+from dbbench_adapter.engines.files import FileSchema
 from dbbench_adapter.engines.sqlite.foreign_schema import table_list
 from dbbench_adapter.engines.sqlite.read_only import opened
 
@@ -22,14 +22,6 @@ _OF_KIND = {"virtual": "a virtual table", "shadow": "it keeps the data of a virt
 _COLLATIONS = ("binary", "nocase", "rtrim")
 _WORD = re.compile(r"\w+")
 _COLLATION = re.compile(r"""\bcollate\s+(?:(\w+)|"([^"]+)"|`([^`]+)`|\[([^]]+)\]|'([^']+)')""", re.IGNORECASE)
-
-
-@dataclass(frozen=True)
-class FileSchema:
-    tables: tuple[TableInfo, ...]
-    unreadable: dict[str, str]
-    """Tables and views that are left out, and indexes and triggers that this SQLite cannot parse, each with
-    the reason."""
 
 
 def read_schema(path: Path) -> FileSchema:
