@@ -47,6 +47,8 @@ class TableInfo:
     is_view: bool = False
     quote: str = '"'
     """What a name stands in; backquotes stand around every name, since MySQL's versions differ in their keywords."""
+    plain: frozenset[str] | None = None
+    """The database's names that need no quotes; None: those that SQLite takes without."""
 
 
 def format_unreadable(unreadable: Mapping[str, str]) -> str:

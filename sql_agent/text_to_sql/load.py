@@ -269,8 +269,8 @@ def _question(row: JsonObject, values: JsonObject, name: str, databases: Databas
     changes = bool(query) and changes_data(query, databases.engine)
     if changes and not databases.changeable:
         raise ValueError(
-            "the reference changes data, and a database on a server is only read; leave the row out, or copy the "
-            "database into a SQLite file, where tasks may change data"
+            f"the reference changes data, and a database of {databases.engine.name} is only read; leave the row out, "
+            "or copy the database into a SQLite file, where tasks may change data"
         )
     kind = _difficulty(values) or (kind_of(query, databases.engine) if query else "answer")
     return Question(name, question, db_id, query or None, answer, _evidence(values), kind, changes=changes)
@@ -285,7 +285,7 @@ def _text(row: JsonObject, key: str) -> str:
 
 def _database_name(values: JsonObject) -> str:
     path = PureWindowsPath(_text(values, "db_id"))  # which reads the slashes of every system
-    return path.stem if path.suffix.lower() in (".sqlite", ".sqlite3", ".db", ".db3") else path.name
+    return path.stem if path.suffix.lower() in (".sqlite", ".sqlite3", ".db", ".db3", ".duckdb") else path.name
 
 
 def _evidence(values: JsonObject) -> str:

@@ -17,6 +17,7 @@ _CLOCKS = (
 )
 # Functions for which sqlglot has no class.
 _NAMES = frozenset(["now", "sysdate", "uuid_short", "uuid_v4", "uuid_v7", "sys_guid", "random_bytes", "randomblob"])
+_NAMES |= {"get_current_timestamp", "current_localtime", "transaction_timestamp", "txid_current", "uuidv4", "uuidv7"}
 # Keywords of MySQL that sqlglot takes for columns where no parentheses follow.
 _KEYWORDS = frozenset(("utc_date", "utc_time", "utc_timestamp"))
 # SQLite's functions for which sqlglot has no class, and the place of the time among their arguments.
@@ -38,7 +39,10 @@ def nondeterministic_part(query: str, engine: Engine) -> str | None:
 def _differs(node: exp.Expr) -> bool:
     if isinstance(node, exp.Anonymous):
         name = node.name.lower()
-        return name in _NAMES or (name == "unix_timestamp" and not node.expressions)
+        one_argument_less = {"unix_timestamp": 0, "age": 1}.get(name)  # then they take the time that it is
+        return name in _NAMES or one_argument_less == len(node.expressions)
+    if isinstance(node, exp.TableSample):
+        return node.args.get("seed") is None
     return isinstance(node, (*_CLOCKS, exp.Uuid)) or (isinstance(node, exp.Rand) and node.this is None)  # else a seed
 
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import time
 from collections import defaultdict
+from collections.abc import Container
+from dataclasses import replace
 from pathlib import Path
 
 from agentgrpo.printed_commands import remedy_of
@@ -23,6 +26,7 @@ from dbbench_adapter.engines.engine import (
 )
 from dbbench_adapter.engines.files import FileDatabases, FileSchema
 
+_WORD = re.compile("[A-Za-z_][A-Za-z0-9_]*")
 _SCHEMA_S = 30.0
 _MAX_CHARS = 10_000_000
 # What belongs to the file itself, and not to DuckDB.
@@ -40,6 +44,7 @@ SELECT table_name, constraint_type, constraint_column_names, referenced_table, r
 FROM duckdb_constraints() WHERE database_name = current_database() AND schema_name = 'main'
 AND constraint_type IN ('PRIMARY KEY', 'FOREIGN KEY') ORDER BY table_name, constraint_index
 """
+_KEYWORDS = "SELECT keyword_name FROM duckdb_keywords() WHERE keyword_category IN ('reserved', 'type_function')"
 
 
 class DuckdbSession:
@@ -92,6 +97,7 @@ class DuckdbFiles(FileDatabases):
         references = defaultdict[str, list[tuple[str, str, str]]](list)
         try:
             listed = self._rows(file, _TABLES)
+            keywords = {word for (word,) in self._rows(file, _KEYWORDS)}
             for table, column, kind in self._rows(file, _COLUMNS):
                 columns[table].append((column, kind))
             for table, kind, names, other, theirs in self._rows(file, _KEYS):
@@ -110,7 +116,8 @@ class DuckdbFiles(FileDatabases):
                     unreadable[name] = first.error.splitlines()[0]
                     continue
                 infos = described_columns(columns[name], first.rows or ())
-                tables.append(TableInfo(name, infos, keys[name], tuple(references[name]), bool(is_view)))
+                table = TableInfo(name, infos, keys[name], tuple(references[name]), bool(is_view))
+                tables.append(replace(table, plain=_plain(table, keywords)))
         except BackendUnavailable as error:
             raise DatabaseError(str(error)) from None
         if not tables:
@@ -130,6 +137,12 @@ class DuckdbFiles(FileDatabases):
 
     def close(self) -> None:
         self._processes.close()
+
+
+def _plain(table: TableInfo, keywords: Container[str]) -> frozenset[str]:
+    names = {table.name, *(column.name for column in table.columns)}
+    names |= {name for reference in table.foreign_keys for name in reference}
+    return frozenset(name for name in names if _WORD.fullmatch(name) and name.lower() not in keywords)
 
 
 def _quoted(name: str) -> str:
