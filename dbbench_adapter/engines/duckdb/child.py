@@ -22,20 +22,21 @@ import duckdb
 
 # Statements may use this much beside what the open file takes; DuckDB's sorts and joins get half of it.
 MEMORY_BYTES = 512 * 1024**2
-_SETTINGS = {
-    "enable_external_access": "false",  # no file, network, extension, ATTACH or COPY
-    "autoinstall_known_extensions": "false",
-    "autoload_known_extensions": "false",
-    "allow_persistent_secrets": "false",
-    "python_enable_replacements": "false",  # otherwise FROM reads variables of this program
+_SETTINGS: dict[str, str | bool | int | float | list[str]] = {
+    "enable_external_access": False,  # no file, network, extension, ATTACH or COPY
+    "autoinstall_known_extensions": False,
+    "autoload_known_extensions": False,
+    "allow_persistent_secrets": False,
+    "python_enable_replacements": False,  # otherwise FROM reads variables of this program
     "temp_directory": "",  # otherwise a folder appears beside the file
     "memory_limit": f"{MEMORY_BYTES // 2}B",
-    "threads": "1",
-    "async_threads": "1",
-    "lock_configuration": "true",
+    "threads": 1,
+    "async_threads": 1,
+    "lock_configuration": True,
 }
 # The kernel ends this process so many seconds after a statement's time; by then the parent has done it, if it lives.
 _ORPHAN_S = 5.0
+_MAX_ERROR_CHARS = 4_000
 # Values that Python has too. Of the others there is DuckDB's text, as Python lacks some (the date `infinity`).
 _WHOLE = ("tinyint", "smallint", "integer", "bigint", "hugeint")
 _PLAIN = {"boolean", *_WHOLE, *(f"u{kind}" for kind in _WHOLE), "float", "double", "decimal", "varchar", "blob"}
@@ -51,7 +52,8 @@ def reopened(before: duckdb.DuckDBPyConnection | None, file: str) -> tuple[duckd
         connection = duckdb.connect(file, read_only=True, config=_SETTINGS)
     except (duckdb.Error, MemoryError) as error:
         return None, {"error": str(error) or "it takes too much memory"}
-    _limit_memory()
+    if before is None:
+        _limit_memory()
     return connection, {}
 
 
@@ -82,8 +84,12 @@ def answer(connection: duckdb.DuckDBPyConnection, sql: str, max_rows: int, max_c
         return {"columns": relation.columns, "rows": [[_cell(cell) for cell in row] for row in rows]}
     except (duckdb.OutOfMemoryException, MemoryError):
         return {"fault": "memory"}
-    except duckdb.Error as error:
-        return {"error": str(error), "broken": isinstance(error, duckdb.FatalException | duckdb.InternalException)}
+    except Exception as error:  # DuckDB's own, and what Python makes of types and statements that it does not know
+        text, _, _ = str(error).partition("\n\nStack Trace")  # which names folders
+        if "Out of Memory Error" in text:  # inside another one
+            return {"fault": "memory"}
+        broken = isinstance(error, duckdb.FatalException | duckdb.InternalException)
+        return {"error": text[:_MAX_ERROR_CHARS], "broken": broken}
 
 
 def _shown(column: str, kind: str) -> str:

@@ -10,10 +10,11 @@ from collections import defaultdict
 from collections.abc import Container
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from agentgrpo.printed_commands import remedy_of
 from dbbench_adapter.datatypes import DatabaseError
-from dbbench_adapter.engines.base import BackendUnavailable, Result, Rows
+from dbbench_adapter.engines.base import BackendUnavailable, Result
 from dbbench_adapter.engines.duckdb import DUCKDB, SUFFIXES, is_database
 from dbbench_adapter.engines.duckdb.processes import Processes
 from dbbench_adapter.engines.engine import (
@@ -91,41 +92,43 @@ class DuckdbFiles(FileDatabases):
         return DuckdbSession(self._processes, self.files[db_id].resolve(), statement_timeout_s)
 
     def _read_schema(self, file: Path) -> FileSchema:
-        """Read the tables and views of the schema main, by name."""
-        columns = defaultdict[str, list[tuple[str, str]]](list)
-        keys = defaultdict[str, tuple[str, ...]](tuple)
-        references = defaultdict[str, list[tuple[str, str, str]]](list)
         try:
-            listed = self._rows(file, _TABLES)
-            keywords = {word for (word,) in self._rows(file, _KEYWORDS)}
-            for table, column, kind in self._rows(file, _COLUMNS):
-                columns[table].append((column, kind))
-            for table, kind, names, other, theirs in self._rows(file, _KEYS):
-                if kind == "PRIMARY KEY":
-                    keys[table] = tuple(json.loads(names))
-                else:
-                    references[table] += zip(json.loads(names), [other] * len(names), json.loads(theirs), strict=False)
-            tables, unreadable = list[TableInfo](), dict[str, str]()
-            for schema, name, is_view in listed:
-                if schema != "main":
-                    unreadable[f"{schema}.{name}"] = "only tables of the schema main are shown"
-                    continue
-                # a view may read what is gone, or a file
-                first = self._run(file, f"FROM {_quoted(name)} LIMIT {0 if is_view else SAMPLED_ROWS}")
-                if first.error is not None and is_view:
-                    unreadable[name] = first.error.splitlines()[0]
-                    continue
-                infos = described_columns(columns[name], first.rows or ())
-                table = TableInfo(name, infos, keys[name], tuple(references[name]), bool(is_view))
-                tables.append(replace(table, plain=_plain(table, keywords)))
+            found = self._read(file)
         except BackendUnavailable as error:
             raise DatabaseError(str(error)) from None
-        if not tables:
-            more = f" that can be read: {format_unreadable(unreadable)}" if unreadable else ""
+        if not found.tables:
+            more = f" that can be read: {format_unreadable(found.unreadable)}" if found.unreadable else ""
             raise DatabaseError(f"{file} holds no table{more}; give the file of a database with tables")
+        return found
+
+    def _read(self, file: Path) -> FileSchema:
+        columns = defaultdict[str, list[tuple[str, str]]](list)
+        for table, column, kind in self._rows(file, _COLUMNS):
+            columns[table].append((column, kind))
+        keys = defaultdict[str, tuple[str, ...]](tuple)
+        references = defaultdict[str, list[tuple[str, str, str]]](list)
+        for table, kind, names, other, theirs in self._rows(file, _KEYS):
+            if kind == "PRIMARY KEY":
+                keys[table] = tuple(json.loads(names))
+            else:
+                references[table] += [(a, other, b) for a, b in zip(json.loads(names), json.loads(theirs), strict=True)]
+        keywords = {word for (word,) in self._rows(file, _KEYWORDS)}
+        tables, unreadable = list[TableInfo](), dict[str, str]()
+        for schema, name, is_view in self._rows(file, _TABLES):
+            if schema != "main":
+                unreadable[f"{schema}.{name}"] = "only tables of the schema main are shown"
+                continue
+            # a view may read what is gone, or a file
+            first = self._run(file, f"FROM {_quoted(name)} LIMIT {0 if is_view else SAMPLED_ROWS}")
+            if first.error is not None and is_view:
+                unreadable[name] = first.error.splitlines()[0]
+                continue
+            infos = described_columns(columns[name], first.rows or ())
+            table = TableInfo(name, infos, keys[name], tuple(references[name]), bool(is_view))
+            tables.append(replace(table, plain=_plain(table, keywords)))
         return FileSchema(tuple(tables), unreadable)
 
-    def _rows(self, file: Path, sql: str) -> Rows:
+    def _rows(self, file: Path, sql: str) -> tuple[tuple[Any, ...], ...]:
         found = self._run(file, sql)
         if found.rows is None:
             raise DatabaseError(f"{file} cannot be read as a DuckDB database: {found.error}")
