@@ -59,9 +59,10 @@ def test_an_address_of_another_form_is_refused_without_its_password(spec, capsys
     assert "geheim" not in said
 
 
+@pytest.mark.parametrize("engine_world", ["DuckDB", "MariaDB"], indirect=True)
 @pytest.mark.parametrize("judge", ["spider", "bird"])
-def test_only_the_strict_judge_compares_results_of_a_server(shop_address, judge):
-    settings = EnvironmentSettings("text2sql", judge=judge, database=named_database(shop_address))
+def test_only_the_strict_judge_compares_results_of_other_engines_than_sqlite(engine_world, judge):
+    settings = EnvironmentSettings("text2sql", judge=judge, database=named_database(str(engine_world.place)))
     with pytest.raises(ValueError, match=f"the judge {judge} compares as an evaluator that runs SQLite; .* is strict"):
         make_environment(settings)
 
@@ -184,6 +185,22 @@ def test_mysqls_own_sql_is_judged_by_its_result(on_server, query, sql, reason):
     assert play(on_server, query, sql).reason == reason
 
 
+@pytest.mark.parametrize("engine_world", ["DuckDB"], indirect=True)
+@pytest.mark.parametrize(("query", "sql", "reason"), [
+    ("SELECT b FROM t /* /* */ ORDER BY b */", "SELECT b FROM t ORDER BY b DESC", "match"),
+    ("FROM t SELECT a ORDER BY b % 2 DESC", "SELECT a FROM t WHERE b IN (1, 3) UNION ALL FROM t SELECT a WHERE b > 1 "
+     "AND b <> 3", "match"),  # rows that are tied may stand in any order
+    ("SELECT b % 2 AS b FROM t ORDER BY -b", "SELECT b % 2 FROM t ORDER BY -b", "match"),
+    ("SELECT list(b ORDER BY b) FROM t", "SELECT [1, 2, 3, 4]", "match"),
+    ("SELECT id FROM customer USING SAMPLE 1 ROWS", "SELECT 1", "reference_failed"),
+    ("SELECT today()", "SELECT today()", "reference_failed"), ("SELECT uuidv7()", "SELECT 1", "reference_failed"),
+    ("SELECT age(born) FROM customer", "SELECT 1", "reference_failed"),
+    ("SELECT age(born, born) FROM customer WHERE id = 1", "SELECT '00:00:00'", "match"),
+])  # fmt: skip
+def test_duckdbs_own_sql_is_judged_by_its_result(environment, query, sql, reason):
+    assert play(environment, query, sql).reason == reason
+
+
 def written(tmp_path, *rows):
     (tmp_path / "q.json").write_text(json.dumps(rows))
     return tmp_path / "q.json"
@@ -221,10 +238,19 @@ def test_questions_name_the_database_or_none_and_references_are_run_first(enviro
     assert [q.db_id for q in read_questions(spider, environment.databases)] == ["my_shop"]
 
 
-def test_tasks_that_change_data_are_refused_with_what_to_use(on_server, tmp_path):
+@pytest.mark.parametrize("engine_world", ["DuckDB", "MariaDB"], indirect=True)
+def test_tasks_that_change_data_are_refused_with_what_to_use(environment, tmp_path):
     file = written(tmp_path, {"question": "a", "query": "DELETE FROM customer"})
     with pytest.raises(UsageError, match=r"row 1: the reference changes data, .*copy the database into a SQLite"):
-        read_questions(file, on_server.databases)
+        read_questions(file, environment.databases)
+
+
+@pytest.mark.parametrize("engine_world", ["DuckDB"], indirect=True)
+def test_the_doctor_says_which_references_of_a_duckdb_file_fail(engine_world, tmp_path):
+    tasks = written(tmp_path, {"question": "a", "query": "FROM t"}, {"question": "b", "query": "FROM '/etc/x.csv'"})
+    found = check_database(engine_world.place, tasks)
+    assert re.fullmatch(r"1 DuckDB, 4 tables and views, \d\.\d MiB; 2 questions", found.found)
+    assert "1 references fail" in found.problems[0].what and "DuckDB's SQL, one SELECT" in found.problems[0].remedy
 
 
 def test_the_doctor_says_what_it_sees_and_which_accounts_it_refuses(shop_account, shop_address, tmp_path):
