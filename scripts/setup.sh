@@ -128,13 +128,13 @@ install_chromium() {
 
 install_extras() {
     local needed='import sys, importlib.util as u
-needed = "poml", "pymongo", "swanlab", "trackio", "langgraph", "langchain", "langchain_openai", "langchain_community"
+needed = "duckdb", "poml", "pymongo", "swanlab", "trackio", "langgraph", "langchain", "langchain_openai", "langchain_community"
 needed += "ipykernel", "nbclient"
 sys.exit(not all(map(u.find_spec, needed)))'
     "$python" -c "$needed" && return
     say "installing the extras of pyproject.toml"
     "$(find_uv)" pip install --quiet --python "$python" --override scripts/overrides.txt --constraint requirements.txt \
-        -r pyproject.toml --extra apo --extra langgraph --extra mongo --extra notebook --extra trackers ||
+        -r pyproject.toml --extra apo --extra duckdb --extra langgraph --extra mongo --extra notebook --extra trackers ||
         die "the extras could not be installed; see the message above"
 }
 

@@ -18,7 +18,8 @@ import pytest
 
 from dbbench_adapter.datatypes import DatabaseError
 from dbbench_adapter.engines import BackendUnavailable, known_places, open_databases
-from dbbench_adapter.engines.duckdb import DUCKDB, tokens
+from dbbench_adapter.engines.duckdb import DUCKDB
+from dbbench_adapter.engines.duckdb.lexer import tokens
 from dbbench_adapter.engines.duckdb.processes import MAX_PROCESSES, REFUSAL
 from dbbench_adapter.tests.engine_worlds import duckdb_world, file_contents
 
@@ -385,7 +386,7 @@ session.run("SELECT sleep_ms(60000)")
 
 @pytest.mark.parametrize(("sql", "parts"), [
     ("SELECT /* a /* b */ ' */ 1 -- x", ["SELECT", "1"]), ("/* open", []), ("'open", ["'open"]),
-    ("'it''s' \"a\"\"b\"", ["'it''s'", '"a""b"']), (r"E'a\'b' c", [r"E'a\'b'", "c"]),
+    ("'it''s' \"a\"\"b\" `c d`", ["'it''s'", '"a""b"', "`c d`"]), (r"E'a\'b' c", [r"E'a\'b'", "c"]),
     ("$$ ; $$ $t$ ' $$ $t$ $1", ["$$ ; $$", "$t$ ' $$ $t$", "$1"]), ("a=$$open", ["a", "=", "$$open"]),
 ])  # fmt: skip
 def test_a_text_is_split_as_duckdb_splits_it(sql, parts):

@@ -190,7 +190,7 @@ class EnvironmentFlags(DbBenchConfig, QuestionsConfig):
     """The environment: dbbench, text2sql or gsm8k; or your own, FILE.py:NAME, module:NAME or an
     installed package's entry point. None: text2sql if there is a database, else dbbench."""
     database: DatabaseSpec | None = None
-    """For text2sql: your own SQLite file, a folder with DB_ID/DB_ID.sqlite, or
+    """For text2sql: your own SQLite or DuckDB file, a folder with DB_ID/DB_ID.sqlite, or
     mysql://user:password@host:port/database. It is only read."""
     call_timeout_s: float = Field(default=30.0, gt=0, validation_alias="call_timeout")
     """Seconds that one call of your own environment's code may take; a call that takes longer loses its episode."""
@@ -484,8 +484,8 @@ class InteractiveConfig(DbBenchConfig, QuestionsConfig):
     """File of tasks for :tasks and :task N, in any form that training takes; none: generated ones, if the environment
     makes tasks."""
     database: DatabaseSpec | None = None
-    """Your own SQLite file, which is only read. For dbbench its tables are copied; text2sql also takes a folder with
-    DB_ID/DB_ID.sqlite, or mysql://user:password@host:port/database."""
+    """Your own SQLite file, which is only read. For dbbench its tables are copied; text2sql also takes a DuckDB file, a
+    folder with DB_ID/DB_ID.sqlite, or mysql://user:password@host:port/database."""
     max_prompt_tokens: int | None = Field(default=None, ge=16)
     """Longest first prompt; the schema of a longer one is shortened. None: what the model's context leaves beside a
     response, as in training."""

@@ -33,16 +33,14 @@ def probes(reference: str, engine: Engine = SQLITE) -> dict[str, str]:
     keys = [_key(term) for term in tree.args["order"].expressions]
     names = {name for key in keys if _result_column(key, tree) is None for name in _names(key) if name in aliases}
     try:
-        return {name: _column_alone(tree, name, engine).sql(dialect=engine.dialect) for name in names}
+        return {name: _column_alone(tree, name).sql(dialect=engine.dialect) for name in names}
     except (SqlglotError, RecursionError):
         return {}
 
 
-def _column_alone(tree: exp.Select, name: str, engine: Engine) -> exp.Select:
+def _column_alone(tree: exp.Select, name: str) -> exp.Select:
     probe = tree.copy()
-    column: exp.Expr = exp.column(name, quoted=True)
-    if engine.dialect == "sqlite":  # which reads an unknown name in double quotes as a text
-        column = exp.Var(this=f"`{name.replace('`', '``')}`")
+    column = exp.Var(this=f"`{name.replace('`', '``')}`")  # SQLite reads an unknown name in double quotes as a text
     for part in ("order", "offset", "distinct", "where", "group", "having", "windows", "qualify"):
         probe.set(part, None)
     probe.set("expressions", [column])

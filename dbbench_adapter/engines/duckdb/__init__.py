@@ -4,40 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
-import regex
-
-from dbbench_adapter.engines.engine import Databases, Engine
+from dbbench_adapter.engines.engine import Databases, Engine, TokenLike
 from dbbench_adapter.engines.files import databases_of
 
 SUFFIXES = (".duckdb",)
 # It follows the checksum of the first block.
 _MAGIC = b"DUCK"
 _SQLITE = b"SQLite format 3\0"
-# Comments may be nested; a quote or comment that is never closed is one token to the end.
-_TOKEN = regex.compile(
-    r"""
-    (?P<blank>\s++ | --[^\n]*+ | (?P<comment>/\*(?:[^*/]++ | \*(?!/) | /(?!\*) | (?&comment))*+(?:\*/)?))
-    | (?P<quoted>[eE]'(?:[^'\\]++|''|\\.)*+'? | '(?:[^']++|'')*+'? | "(?:[^"]++|"")*+"?
-        | \$\$.*?(?:\$\$|\Z) | \$(?P<tag>[^\W\d]\w*+)\$.*?(?:\$(?P=tag)\$|\Z))
-    | (?P<word>[\w$]++)
-    | (?P<sign>.)
-    """,
-    regex.VERBOSE | regex.DOTALL,
-)
-_KINDS = ("blank", "quoted", "word", "sign")
-
-
-class DuckdbToken(NamedTuple):
-    kind: str
-    """`blank`, `quoted`, `word` or `sign`."""
-    text: str
-
-
-def tokens(sql: str) -> Iterator[DuckdbToken]:
-    for match in _TOKEN.finditer(sql):
-        yield DuckdbToken(next(kind for kind in _KINDS if match[kind] is not None), match.group())
 
 
 def is_database(head: bytes) -> bool:
@@ -50,7 +24,9 @@ class Duckdb(Engine):
     dialect = "duckdb"
     places = "FILE.duckdb, a folder DB_ID/DB_ID.duckdb"
 
-    def tokens(self, sql: str) -> Iterator[DuckdbToken]:
+    def tokens(self, sql: str) -> Iterator[TokenLike]:
+        from dbbench_adapter.engines.duckdb.lexer import tokens
+
         return tokens(sql)
 
     def has_path(self, path: Path) -> bool:
