@@ -365,13 +365,14 @@ def test_a_process_that_does_not_start_is_no_fault_of_the_statement(databases, m
         run(databases, "SELECT 1")
 
 
-def test_the_process_of_a_killed_command_ends_at_once(shop, tmp_path):
+@pytest.mark.parametrize("name", ["no interrupt is heard", "quadratic", "2 to the 60th queries"])
+def test_the_process_of_a_killed_command_ends_at_once(shop, name):
     code = f"""
 from dbbench_adapter.engines import Path, open_databases
 session = open_databases(Path({str(shop)!r})).open("my_shop", statement_timeout_s=60.0)
 session.run("SELECT 1")
 print("ready", flush=True)
-session.run("SELECT sleep_ms(60000)")
+session.run({BOMBS[name][0]!r})
 """
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as command:
         assert command.stdout.readline() == "ready\n"

@@ -143,7 +143,7 @@ class Processes:
             return Result(error=f"the statement is longer than {MAX_SQL_CHARS} characters")
         if sql != sql.encode(errors="replace").decode():
             return Result(error="the statement is no valid text")
-        request = {"sql": sql, "seconds": timeout_s, "max_rows": max_rows, "max_chars": max_chars}
+        request = {"sql": sql, "max_rows": max_rows, "max_chars": max_chars}
         with self._lent(file) as process:
             try:
                 said = process.ask(request, timeout_s)
