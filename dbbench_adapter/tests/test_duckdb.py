@@ -289,13 +289,13 @@ def test_a_statement_ends_in_time_and_memory_and_the_next_one_runs(shop, databas
     watcher = threading.Thread(target=watch)
     watcher.start()
     started = time.monotonic()
-    said = run(databases, sql, 0.5).error
+    said = run(databases, sql, 1.0).error
     taken_s = time.monotonic() - started
     done.set()
     watcher.join()
     assert said == (error or said) and (said is not None)
     assert len(said) < 5_000 and "site-packages" not in said
-    assert (taken_s < 3.0, most[0] < 800 * 1024**2) == (True, True), (taken_s, most[0])
+    assert (taken_s < 4.0, most[0] < 800 * 1024**2) == (True, True), (taken_s, most[0])
     assert run(databases, "SELECT count(*) FROM t").rows == ((4,),)
     assert file_contents(shop.parent) == before
 
