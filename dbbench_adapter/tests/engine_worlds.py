@@ -7,7 +7,7 @@ database.
 import hashlib
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +16,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from dbbench_adapter.engines import BackendUnavailable
+from dbbench_adapter.tests.hostile import STATEMENTS
+from dbbench_adapter.tests.hostile_postgres import POSTGRES_STATEMENTS
 
 PASSWORD = "p@ss/w:rd#1"
 WRITTEN = "p%40ss%2Fw%3Ard%231"
@@ -47,11 +49,15 @@ class World:
     """How long a statement may take by that clock whose limit is 0.5 s."""
     quote: str = "`"
     """What names stand in; the tests write backquotes."""
+    zero_byte: str = "x'00'"
     types: tuple[str, str] = ("decimal(8,2)", "blob")
     """What DECIMAL(8,2) and BLOB are called in a schema."""
 
+    statements: Sequence[tuple[str, str]] = tuple(STATEMENTS)
+    """Hostile ones, each with its class."""
+
     def written(self, sql: str) -> str:
-        return sql.replace("`", self.quote)
+        return sql.replace("`", self.quote).replace("x'00'", self.zero_byte)
 
 
 def file_world(folder):
@@ -163,6 +169,13 @@ def postgres_server():
             "CREATE TABLE other.secret (a INT)",
             "CREATE SEQUENCE other.numbers",
             "SELECT lo_from_bytea(4711, 'large')",
+            # what only the owner's own functions do
+            "CREATE FUNCTION count_up() RETURNS bigint VOLATILE SECURITY DEFINER LANGUAGE sql "
+            "AS $$ SELECT nextval('other.numbers') $$",
+            "CREATE FUNCTION peek() RETURNS bigint STABLE LANGUAGE sql AS 'SELECT count(*) FROM other.secret'",
+            "CREATE FUNCTION touched(t) RETURNS void VOLATILE LANGUAGE sql AS 'SELECT pg_advisory_lock(1)'",
+            "CREATE FUNCTION two(int, int) RETURNS void VOLATILE LANGUAGE sql AS 'SELECT pg_advisory_lock(1)'",
+            "CREATE OPERATOR <@@> (LEFTARG = int, RIGHTARG = int, FUNCTION = two)",
             database="my_shop",
         )
         yield server
@@ -218,7 +231,13 @@ def postgres_world(server, account, address):
     secrets = (PASSWORD, WRITTEN, urlsplit(address).username, "127.0.0.1")
     empty = account(database="nothing")
     contents = lambda: postgres_contents(server)  # noqa: E731
-    return World(address, empty, contents, secrets, time.monotonic, 3.0, quote='"', types=("numeric(8,2)", "bytea"))
+    named = {
+        "quote": '"',
+        "zero_byte": r"'\x00'::bytea",
+        "types": ("numeric(8,2)", "bytea"),
+        "statements": (*STATEMENTS, *POSTGRES_STATEMENTS),
+    }
+    return World(address, empty, contents, secrets, time.monotonic, 3.0, **named)
 
 
 @pytest.fixture(scope="session", params=["SQLite", "MariaDB", "PostgreSQL"])

@@ -11,7 +11,7 @@ from dbbench_adapter import engines
 from dbbench_adapter.datatypes import DatabaseError
 from dbbench_adapter.engines import known_backends, known_places, open_databases
 from dbbench_adapter.engines.engine import MAX_RESULT_ROWS
-from dbbench_adapter.tests.hostile import ESCAPE, STATEMENTS
+from dbbench_adapter.tests.hostile import ESCAPE
 from dbbench_adapter.tests.toy_engine import CSV
 
 pytestmark = pytest.mark.usefixtures("few_objects")
@@ -126,7 +126,7 @@ def test_hostile_statements_change_nothing_and_end_in_time_and_memory(engine_wor
     def late():
         found = []
         with closing(open_databases(engine_world.place)) as databases:
-            for name, sql in STATEMENTS:
+            for name, sql in engine_world.statements:
                 started = engine_world.clock()
                 run(databases, sql, 0.5)
                 if (taken_s := engine_world.clock() - started) > engine_world.longest_s:

@@ -14,7 +14,8 @@ _ALLOWED = "('SELECT', 'USAGE', 'CONNECT', 'TEMPORARY', 'EXECUTE')"
 # Everybody may update pg_settings, which sets a setting of one's own session.
 EXCESS = f"""
 WITH mine AS (
-    SELECT r.* FROM pg_catalog.pg_roles r WHERE pg_has_role(current_user, r.oid, 'MEMBER')
+    SELECT r.* FROM pg_catalog.pg_roles r, pg_catalog.pg_roles self
+    WHERE self.rolname = current_user AND (r.oid = self.oid OR NOT self.rolsuper AND pg_has_role(r.oid, 'MEMBER'))
 ), acls AS (
     SELECT 'database ' || quote_ident(datname) AS what, coalesce(datacl, acldefault('d', datdba)) AS acl
     FROM pg_catalog.pg_database WHERE datname = current_database()
@@ -37,7 +38,7 @@ SELECT format('%s%s', name, CASE WHEN rolname <> current_user THEN ' by the role
 FROM mine, LATERAL (VALUES ('SUPERUSER', rolsuper), ('CREATEROLE', rolcreaterole), ('CREATEDB', rolcreatedb),
     ('REPLICATION', rolreplication), ('BYPASSRLS', rolbypassrls)) attribute(name, has) WHERE has
 UNION ALL SELECT 'a member of ' || rolname FROM mine
-WHERE rolname ~ '^pg_' AND rolname <> 'pg_read_all_data' AND NOT EXISTS (SELECT FROM mine WHERE rolsuper)
+WHERE rolname ~ '^pg_' AND rolname <> 'pg_read_all_data'
 UNION ALL SELECT 'owner of ' || CASE WHEN dbid IN (0, (SELECT oid FROM pg_database WHERE datname = current_database()))
     THEN pg_describe_object(classid, objid, objsubid) ELSE 'a part of another database' END
 FROM pg_catalog.pg_shdepend

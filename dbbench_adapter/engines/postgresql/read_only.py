@@ -26,7 +26,8 @@ from dbbench_adapter.dialect.sql_types import to_cell
 from dbbench_adapter.engines.address import parse_address
 from dbbench_adapter.engines.base import BackendUnavailable, Result, row_chars
 from dbbench_adapter.engines.engine import TOO_LONG
-from dbbench_adapter.engines.postgresql import FORM
+from dbbench_adapter.engines.planning import check_plan
+from dbbench_adapter.engines.postgresql import FORM, POSTGRESQL
 from dbbench_adapter.engines.postgresql.account import EXCESS, check_account
 from dbbench_adapter.engines.postgresql.allowed_sql import FORBIDDEN, Forbidden, why_refused, without_end
 from dbbench_adapter.engines.server import OUT_OF_TIME, ConnectionPool
@@ -82,7 +83,7 @@ class PostgresReader:
     def run(self, sql: str, *, timeout_s: float, max_rows: int, max_chars: int) -> Result:
         """See `server.ReadOnlyServer`."""
         with self._pool.lent() as connection:
-            if (fault := why_refused(sql, self._forbidden)) is not None:
+            if (fault := why_refused(sql, self._forbidden) or check_plan(sql, POSTGRESQL)) is not None:
                 return Result(error=fault)
             if "\0" in sql or not _is_text(sql):
                 return Result(error="the statement is no valid text")
