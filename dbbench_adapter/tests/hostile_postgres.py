@@ -105,6 +105,7 @@ HOSTILE_POSTGRES: dict[str, list[str]] = {
         "SELECT rolpassword FROM pg_authid",
         "SELECT passwd FROM pg_shadow",
         "SELECT * FROM pg_user_mappings",
+        "SELECT option_value FROM information_schema.user_mapping_options",
         "SELECT * FROM pg_hba_file_rules",
     ],
     "settings": [
@@ -191,7 +192,6 @@ HOSTILE_POSTGRES: dict[str, list[str]] = {
         "SELECT pg_catalog . pg_sleep /* x */ (9)",
         "SELECT PG_SLEEP\n(9)",
         f"SELECT DISTINCT ON (a) {_SLEEP} FROM t",
-        "SELECT DISTINCT ON (a) pg_sleep(9) FROM t",
         "SELECT * FROM ROWS FROM (pg_sleep(9)) WITH ORDINALITY",
         "SELECT * FROM t, LATERAL pg_sleep(9)",
         "SELECT 1 ORDER BY pg_sleep(9)",

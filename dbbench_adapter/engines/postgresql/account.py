@@ -61,7 +61,7 @@ def check_account(excess: Sequence[str], address: Address, schemas: Sequence[str
     """
     if not excess:
         return
-    more = f"; and {len(excess) - _SHOWN} more" if len(excess) > _SHOWN else ""
+    more = f" and {len(excess) - _SHOWN} more" if len(excess) > _SHOWN else ""
     database = '"' + address.database.replace('"', '""') + '"'
     listed = ", ".join(schemas) or "public"
     revoked = [
@@ -70,8 +70,8 @@ def check_account(excess: Sequence[str], address: Address, schemas: Sequence[str
         if what.startswith("CREATE on ") and what.endswith(_EVERYBODY)
     ]
     raise AccountError(
-        f"{address.shown}: the account may do more than read this database: {'; '.join(excess[:_SHOWN])}{more}. Make "
-        "one that may only read, and give its address: CREATE ROLE agent_reader LOGIN PASSWORD '...'; "
+        f"{address.shown}: the account may do more than read this database: {' and '.join(excess[:_SHOWN])}{more}; "
+        "make one that may only read, and give its address: CREATE ROLE agent_reader LOGIN PASSWORD '...'; "
         f"GRANT CONNECT ON DATABASE {database} TO agent_reader; GRANT USAGE ON SCHEMA {listed} TO agent_reader; "
         f"GRANT SELECT ON ALL TABLES IN SCHEMA {listed} TO agent_reader; {' '.join(revoked)}".rstrip()
     )

@@ -28,6 +28,11 @@ _VOLATILE = ("random", "clock_timestamp", "timeofday", "gen_random_uuid")
 # Not volatile, and yet they run a text as SQL, read whole schemas, tell of other sessions or of the server, make a
 # gigabyte of a short text, or cannot be ended by the server (XPath).
 _EXCEPTIONS = "^(pg_.*|.*_to_xml.*|inet_.*|txid_.*|current_setting|xpath.*|repeat|array_fill|format)$"
+# Views that show the account's own password for another server, and where that is.
+_SECRETS = frozenset((
+    "user_mapping_options", "foreign_server_options", "foreign_table_options", "_pg_user_mappings",
+    "_pg_foreign_servers", "_pg_foreign_tables",
+))  # fmt: skip
 _XML_PATHS = frozenset(("xmltable", "xmlexists"))
 # `lpad` and `rpad` may make texts of this length.
 _MAX_PADDED_CHARS = 10_000

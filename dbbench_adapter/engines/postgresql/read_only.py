@@ -9,20 +9,15 @@ takes memory and temporary files there, until its time is up.
 
 from __future__ import annotations
 
-import math
-import select
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from decimal import Decimal
 from typing import Any
 
 import psycopg
-from psycopg import pq
-from psycopg.pq.abc import PGconn, PGresult
+from psycopg.pq.abc import PGconn
 
 from dbbench_adapter.datatypes import DatabaseError
-from dbbench_adapter.dialect.sql_types import to_cell
 from dbbench_adapter.engines.address import parse_address
 from dbbench_adapter.engines.base import BackendUnavailable, Result, row_chars
 from dbbench_adapter.engines.engine import TOO_LONG
@@ -30,6 +25,7 @@ from dbbench_adapter.engines.planning import check_plan
 from dbbench_adapter.engines.postgresql import FORM, POSTGRESQL
 from dbbench_adapter.engines.postgresql.account import EXCESS, check_account
 from dbbench_adapter.engines.postgresql.allowed_sql import FORBIDDEN, Forbidden, why_refused, without_end
+from dbbench_adapter.engines.postgresql.exchange import ServerError, cells, execute, finish, results, rows
 from dbbench_adapter.engines.server import OUT_OF_TIME, ConnectionPool
 
 CONNECT_TIMEOUT_S = 10.0
@@ -37,6 +33,11 @@ CONNECT_TIMEOUT_S = 10.0
 GIVE_UP_AFTER_S = 0.75
 # MATERIALIZED is version 12's.
 _OLDEST = 12
+# pg_catalog comes first where it is not named.
+_SEARCH_PATH = (
+    "SELECT quote_ident(s) FROM unnest(current_schemas(false)) WITH ORDINALITY AS u(s, n) WHERE s <> 'pg_catalog' "
+    "ORDER BY n"
+)
 # How results are written, and how texts are read.
 _SETTINGS = (
     "SET LOCAL standard_conforming_strings = on; SET LOCAL DateStyle = 'ISO, MDY'; SET LOCAL IntervalStyle = postgres; "
@@ -55,9 +56,6 @@ _BYTES_PER_CHAR = 8
 # Classes of SQLSTATE that are no fault of the statement: conflicts with replication, shutdown, a lock's timeout.
 _NO_FAULT = ("40", "57P", "55P03")
 _CANCELLED = "57014"
-# Longer ones, which Python does not write, stay texts.
-_MAX_DIGITS = 300
-_INTEGERS, _FLOATS, _NUMERIC, _BOOL, _BYTES = (20, 21, 23, 26), (700, 701), 1700, 16, 17
 
 
 class PostgresReader:
@@ -85,7 +83,7 @@ class PostgresReader:
         with self._pool.lent() as connection:
             if (fault := why_refused(sql, self._forbidden) or check_plan(sql, POSTGRESQL)) is not None:
                 return Result(error=fault)
-            if "\0" in sql or not _is_text(sql):
+            if not _is_text(sql):
                 return Result(error="the statement is no valid text")
             self._begin(connection, timeout_s)
             alone, max_bytes = without_end(sql), _BYTES_PER_CHAR * max_chars
@@ -94,9 +92,10 @@ class PostgresReader:
             try:
                 # alone it has to be one whole statement, and the error is about what the agent wrote
                 connection.pgconn.send_prepare(b"", sql.encode())
-                _finish(connection.pgconn, timeout_s + GIVE_UP_AFTER_S)
-                return _answer(connection.pgconn, measured, timeout_s, max_chars)
-            except _ServerError as error:
+                finish(connection.pgconn, timeout_s + GIVE_UP_AFTER_S)
+                left_s = timeout_s + GIVE_UP_AFTER_S - (time.monotonic() - started)
+                return _answer(connection.pgconn, measured, left_s, max_chars)
+            except ServerError as error:
                 if error.state != _CANCELLED and not error.state.startswith(_NO_FAULT):
                     return Result(error=_shown(error, self.address.user))
                 if time.monotonic() - started >= timeout_s:
@@ -112,7 +111,7 @@ class PostgresReader:
         """Raises AccountError, BackendUnavailable: see `run`."""
         with self._pool.lent() as connection, self._failures_named():
             self._begin(connection, CONNECT_TIMEOUT_S)
-            return _rows(connection.pgconn, sql)
+            return rows(connection.pgconn, sql, CONNECT_TIMEOUT_S)
 
     def version(self) -> str:
         """Raises AccountError, BackendUnavailable: see `run`."""
@@ -147,13 +146,15 @@ class PostgresReader:
             raise DatabaseError(
                 f"{self.address.shown}: PostgreSQL {pgconn.server_version // 10_000}; {_OLDEST} or newer is needed"
             )
-        asked = "SELECT quote_ident(s) FROM unnest(current_schemas(false)) WITH ORDINALITY AS u(s, n)"
-        # which comes first where it is not named
-        self._schemas = [name for (name,) in _rows(pgconn, f"{asked} WHERE s <> 'pg_catalog' ORDER BY n")]
+
+        def asked(sql: str) -> list[tuple[Any, ...]]:
+            return rows(pgconn, sql, CONNECT_TIMEOUT_S)
+
+        self._schemas = [name for (name,) in asked(_SEARCH_PATH)]
         if not self._checked:
-            check_account([line for (line,) in _rows(pgconn, EXCESS)], self.address, self._schemas)
+            check_account([line for (line,) in asked(EXCESS)], self.address, self._schemas)
             self._checked = True
-        self._forbidden = frozenset((kind, name) for kind, name in _rows(pgconn, FORBIDDEN))
+        self._forbidden = frozenset((kind, name) for kind, name in asked(FORBIDDEN))
 
     def _begin(self, connection: psycopg.Connection[Any], timeout_s: float) -> None:
         limit_ms = max(round(timeout_s * 1000), 1)
@@ -165,8 +166,7 @@ class PostgresReader:
                 f"SET LOCAL lock_timeout = {max(limit_ms // 2, 1)}; "
                 f"SET LOCAL idle_in_transaction_session_timeout = {limit_ms + 10_000}",
             ):
-                connection.pgconn.send_query(sql.encode())
-                _finish(connection.pgconn, CONNECT_TIMEOUT_S)
+                execute(connection.pgconn, sql, CONNECT_TIMEOUT_S)
 
     def _lost(self, why: str) -> BackendUnavailable:
         return BackendUnavailable(f"{self.address.shown}: {why}")
@@ -175,122 +175,41 @@ class PostgresReader:
     def _failures_named(self) -> Iterator[None]:
         try:
             yield
-        except (psycopg.Error, _ServerError, OSError) as error:
+        except (psycopg.Error, ServerError, OSError) as error:
             said = " ".join(str(error).split())
             raise self._lost(f"{said}; the server has to run and let the account read the database") from None
 
 
-class _ServerError(Exception):
-    def __init__(self, result: PGresult) -> None:
-        fields = (
-            pq.DiagnosticField.MESSAGE_PRIMARY,
-            pq.DiagnosticField.MESSAGE_DETAIL,
-            pq.DiagnosticField.MESSAGE_HINT,
-        )
-        said = [(result.error_field(field) or b"").decode("utf-8", "replace") for field in fields]
-        super().__init__("\n".join(filter(None, said)))
-        self.state = (result.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()
-
-
-def _shown(error: _ServerError, user: str) -> str:
+def _shown(error: ServerError, user: str) -> str:
     return TOO_LONG if _TOO_LONG in str(error) else str(error).replace(f'"{user}"', '"agent"')
 
 
 def _is_text(sql: str) -> bool:
-    with suppress(UnicodeError):
-        return bool(sql.encode()) or not sql
-    return False
+    try:
+        return b"\0" not in sql.encode()
+    except UnicodeError:
+        return False
 
 
 def _does(connection: psycopg.Connection[Any], sql: str) -> bool:
-    with suppress(psycopg.Error, _ServerError, OSError):
-        connection.pgconn.send_query(sql.encode())
-        _finish(connection.pgconn, CONNECT_TIMEOUT_S)
+    with suppress(psycopg.Error, ServerError, OSError):
+        execute(connection.pgconn, sql, CONNECT_TIMEOUT_S)
         return True
     return False
 
 
-def _rows(pgconn: PGconn, sql: str) -> list[tuple[Any, ...]]:
-    pgconn.send_query_params(sql.encode(), [])
-    (result,) = _results(pgconn, CONNECT_TIMEOUT_S)
-    return list(_cells(result))
-
-
-def _finish(pgconn: PGconn, limit_s: float) -> None:
-    for _ in _results(pgconn, limit_s):
-        pass
-
-
-def _answer(pgconn: PGconn, sql: str, timeout_s: float, max_chars: int) -> Result:
+def _answer(pgconn: PGconn, sql: str, limit_s: float, max_chars: int) -> Result:
     pgconn.send_query_params(sql.encode(), [])
     pgconn.set_single_row_mode()
-    rows: list[tuple[Any, ...]] = []
+    found: list[tuple[Any, ...]] = []
     columns: tuple[str, ...] = ()
     chars = 0
-    for result in _results(pgconn, timeout_s + GIVE_UP_AFTER_S):
+    for result in results(pgconn, limit_s):
         columns = columns or tuple((result.fname(place) or b"").decode() for place in range(result.nfields))
-        for row in _cells(result):
-            rows.append(row)
+        for row in cells(result):
+            found.append(row)
             chars += row_chars(row)
         if chars > max_chars:
             pgconn.finish()
             return Result(error=TOO_LONG)
-    return Result(tuple(rows), columns)
-
-
-def _results(pgconn: PGconn, limit_s: float) -> Iterator[PGresult]:
-    """What the server answers to what was sent: one row each in single-row mode.
-
-    Raises:
-        TimeoutError: the time is up, and the connection is of no use any more.
-        _ServerError: the server says so.
-        psycopg.OperationalError: the connection is lost.
-    """
-    deadline, failed = time.monotonic() + limit_s, None
-    while pgconn.flush():
-        _wait(pgconn, select.POLLOUT, deadline)
-    while True:
-        while pgconn.is_busy():
-            _wait(pgconn, select.POLLIN, deadline)
-            pgconn.consume_input()
-        if (result := pgconn.get_result()) is None:
-            break
-        if result.status in (pq.ExecStatus.FATAL_ERROR, pq.ExecStatus.BAD_RESPONSE):
-            failed = failed or _ServerError(result)
-        else:
-            yield result
-        if time.monotonic() > deadline:  # rows that come one by one never exceed the wait for one of them
-            raise TimeoutError(f"no end of the answer within {limit_s:g} s")
-    if failed:
-        raise failed
-
-
-def _wait(pgconn: PGconn, event: int, deadline: float) -> None:
-    poll = select.poll()
-    poll.register(pgconn.socket, event)
-    if not poll.poll(max(deadline - time.monotonic(), 0) * 1000):
-        raise TimeoutError("no answer in time")
-
-
-def _cells(result: PGresult) -> Iterator[tuple[Any, ...]]:
-    places = range(result.nfields)
-    kinds = [result.ftype(place) for place in places]
-    for number in range(result.ntuples):
-        yield tuple(_plain(result.get_value(number, place), kinds[place]) for place in places)
-
-
-def _plain(value: bytes | None, kind: int) -> object:
-    # A cell as SQLite would give it, of the text that the server writes; true and false stay such.
-    if value is None:
-        return None
-    text = value.decode("utf-8", "replace")
-    if kind in _INTEGERS:
-        return int(text)
-    if kind == _BOOL:
-        return text == "t"
-    if kind == _BYTES:
-        return bytes.fromhex(text[2:])
-    if kind in (*_FLOATS, _NUMERIC) and len(text) <= _MAX_DIGITS:
-        number = float(text) if kind in _FLOATS else Decimal(text)
-        return to_cell(number) if math.isfinite(number) else text  # NaN would not equal itself
-    return text
+    return Result(tuple(found), columns)
