@@ -256,6 +256,8 @@ HOSTILE_POSTGRES: dict[str, list[str]] = {
         "SELECT xmlexists('//*//*//*' PASSING '<a/>')",
         '''SELECT '<!DOCTYPE a [<!ENTITY b "bbbbbbbbbb"><!ENTITY c "&b;&b;&b;&b;&b;&b;">]><a>&c;</a>'::xml''',
         """SELECT '<!DOCTYPE a [<!ENTITY x SYSTEM "file:///etc/passwd">]><a>&x;</a>'::xml""",
+        "SELECT normalize((SELECT string_agg(U&'\\0316\\0301', '') FROM generate_series(1, 200000)), NFD)",
+        "SELECT (SELECT string_agg(U&'\\0316\\0301', '') FROM generate_series(1, 200000)) IS NOT NFC NORMALIZED",
         "SELECT jsonb_path_query('[1]', '$.**{0 to last}.keyvalue()')",
         "SELECT " + "(" * 4_000 + "1" + ")" * 4_000,
         "SELECT " + "-" + " -" * 9_000 + "1",

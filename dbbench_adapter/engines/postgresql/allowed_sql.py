@@ -19,6 +19,7 @@ from dbbench_adapter.engines.server import MAX_SQL_CHARS, REFUSAL
 _QUERIES = ("select", "with", "values", "table")
 _STATEMENTS = frozenset(("into", "insert", "update", "delete", "merge"))
 _LOCKS = frozenset((("for", "share"), ("for", "key"), ("for", "no")))
+_NORMALIZED = frozenset((word, "normalized") for word in ("is", "not", "nfc", "nfd", "nfkc", "nfkd"))
 _CATALOGUE = frozenset({
     "pg_attribute", "pg_catalog", "pg_class", "pg_constraint", "pg_description", "pg_enum", "pg_get_constraintdef",
     "pg_get_expr", "pg_get_indexdef", "pg_get_viewdef", "pg_index", "pg_indexes", "pg_matviews", "pg_namespace",
@@ -26,8 +27,8 @@ _CATALOGUE = frozenset({
 })  # fmt: skip
 _VOLATILE = ("random", "clock_timestamp", "timeofday", "gen_random_uuid")
 # Not volatile, and yet they run a text as SQL, read whole schemas, tell of other sessions or of the server, make a
-# gigabyte of a short text, or cannot be ended by the server (XPath).
-_EXCEPTIONS = "^(pg_.*|.*_to_xml.*|inet_.*|txid_.*|current_setting|xpath.*|repeat|array_fill|format)$"
+# gigabyte of a short text, or cannot be ended by the server: XPath, and normal forms, which take quadratic time.
+_EXCEPTIONS = "^(pg_.*|.*_to_xml.*|inet_.*|txid_.*|current_setting|xpath.*|repeat|array_fill|format|.*normalized?)$"
 # Views that show the account's own password for another server, and where that is.
 _SECRETS = frozenset((
     "user_mapping_options", "foreign_server_options", "foreign_table_options", "_pg_user_mappings",
@@ -68,7 +69,7 @@ def why_refused(sql: str, forbidden: Forbidden) -> str | None:
     words = [part.name if part.kind == "word" else part.text for part in parts]
     if next((word for word in words if word != "("), "") not in _QUERIES or ";" in words:
         return REFUSAL
-    if _STATEMENTS & {*words} or _LOCKS & {*pairwise(words)}:
+    if _STATEMENTS & {*words} or (_LOCKS | _NORMALIZED) & {*pairwise(words)}:
         return REFUSAL
     if any(part.text[:2].lower() == "u&" and part.kind == "quoted" for part in parts):
         return 'not allowed: a name by U&"..."'

@@ -205,7 +205,9 @@ def _answer(pgconn: PGconn, sql: str, limit_s: float, max_chars: int) -> Result:
     columns: tuple[str, ...] = ()
     chars = 0
     for result in results(pgconn, limit_s):
-        columns = columns or tuple((result.fname(place) or b"").decode() for place in range(result.nfields))
+        columns = columns or tuple(
+            (result.fname(place) or b"").decode("utf-8", "replace") for place in range(result.nfields)
+        )
         for row in cells(result):
             found.append(row)
             chars += row_chars(row)
