@@ -59,7 +59,8 @@ def shipped_settings() -> str:
     return _from_here(str(ROOT / "sql_agent" / "configs"))
 
 
-EXTRAS = {"duckdb": "duckdb", "poml": "apo", "pymongo": "mongo", "swanlab": "trackers", "trackio": "trackers"}
+EXTRAS = {"duckdb": "duckdb", "poml": "apo", "psycopg": "postgresql", "pymongo": "mongo"}
+EXTRAS |= {"swanlab": "trackers", "trackio": "trackers"}
 
 
 def remedy_of(package: str) -> str:

@@ -25,6 +25,7 @@ from dbbench_adapter.engines.base import (
 from dbbench_adapter.engines.duckdb import DUCKDB
 from dbbench_adapter.engines.engine import Databases, Engine
 from dbbench_adapter.engines.mysql import MYSQL
+from dbbench_adapter.engines.postgresql import POSTGRESQL
 from dbbench_adapter.engines.sqlite import SQLITE
 
 __all__ = [
@@ -37,7 +38,7 @@ __all__ = [
     "TableState",
 ]
 
-ENGINES: tuple[Engine, ...] = (SQLITE, DUCKDB, MYSQL)
+ENGINES: tuple[Engine, ...] = (SQLITE, DUCKDB, MYSQL, POSTGRESQL)
 
 
 # users' databases

@@ -212,8 +212,8 @@ class Engine(ABC):
     """sqlglot's name of its SQL."""
     places: ClassVar[str]
     """What names a user's database, for messages: a path, or the form of an address."""
-    scheme: ClassVar[str] = ""
-    """The beginning of such an address, with `://`; empty for an engine of paths."""
+    scheme: ClassVar[str | tuple[str, ...]] = ""
+    """The beginning of such an address, with `://`, in one or several spellings; empty for an engine of paths."""
     backends: ClassVar[tuple[str, ...]] = ()
     """What names a backend of DB-Bench: words, and a form of an address that begins with `scheme`."""
     average_decimals: ClassVar[int | None] = None

@@ -103,7 +103,7 @@ class SftConfig(FineTuningConfig, TaskFiles, QuestionsConfig):
     model can be measured then."""
     database: DatabaseSpec | None = None
     """For text2sql: a SQLite or DuckDB file, a folder with DB_ID/DB_ID.sqlite, or
-    mysql://user:password@host:port/database."""
+    mysql:// or postgresql://user:password@host:port/database."""
     protocol: ProtocolName = "fc"
     """For dbbench: how the oracle acts, by tool calls (fc), or in plain text as the originals."""
     seed: int = Field(default=0, ge=0)
