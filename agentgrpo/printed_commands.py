@@ -59,7 +59,7 @@ def shipped_settings() -> str:
     return _from_here(str(ROOT / "sql_agent" / "configs"))
 
 
-EXTRAS = {"poml": "apo", "pymongo": "mongo", "swanlab": "trackers", "trackio": "trackers"}
+EXTRAS = {"poml": "apo", "psycopg": "postgresql", "pymongo": "mongo", "swanlab": "trackers", "trackio": "trackers"}
 
 
 def remedy_of(package: str) -> str:

@@ -126,20 +126,26 @@ install_chromium() {
         install_package chromium "Chromium" "the tests that open the report in a browser are skipped"
 }
 
+# Tests start a private server with it; the system's service stays off.
+install_postgresql() {
+    compgen -G "/usr/lib/postgresql/*/bin/postgres" >/dev/null || command -v postgres >/dev/null ||
+        install_package postgresql "PostgreSQL server" "its tests are skipped"
+}
+
 install_extras() {
     local needed='import sys, importlib.util as u
-needed = "poml", "pymongo", "swanlab", "trackio", "langgraph", "langchain", "langchain_openai", "langchain_community"
+needed = "poml", "psycopg", "pymongo", "swanlab", "trackio", "langgraph", "langchain", "langchain_openai", "langchain_community"
 needed += "ipykernel", "nbclient"
 sys.exit(not all(map(u.find_spec, needed)))'
     "$python" -c "$needed" && return
     say "installing the extras of pyproject.toml"
     "$(find_uv)" pip install --quiet --python "$python" --override scripts/overrides.txt --constraint requirements.txt \
-        -r pyproject.toml --extra apo --extra langgraph --extra mongo --extra notebook --extra trackers ||
+        -r pyproject.toml --extra apo --extra langgraph --extra mongo --extra notebook --extra postgresql --extra trackers ||
         die "the extras could not be installed; see the message above"
 }
 
 install_mariadb
-[[ ${1:-} == --extras ]] && install_chromium
+[[ ${1:-} == --extras ]] && install_chromium && install_postgresql
 wanted=$(cat "${inputs[@]}" | sha256sum)
 if [[ -x $python && -f $stamp && $(<"$stamp") == "$wanted" ]]; then
     [[ ${1:-} == --extras ]] && install_extras

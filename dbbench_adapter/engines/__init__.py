@@ -24,6 +24,7 @@ from dbbench_adapter.engines.base import (
 )
 from dbbench_adapter.engines.engine import Databases, Engine
 from dbbench_adapter.engines.mysql import MYSQL
+from dbbench_adapter.engines.postgresql import POSTGRESQL
 from dbbench_adapter.engines.sqlite import SQLITE
 
 __all__ = [
@@ -36,7 +37,7 @@ __all__ = [
     "TableState",
 ]
 
-ENGINES: tuple[Engine, ...] = (SQLITE, MYSQL)
+ENGINES: tuple[Engine, ...] = (SQLITE, MYSQL, POSTGRESQL)
 
 
 # users' databases

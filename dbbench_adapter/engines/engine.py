@@ -47,6 +47,8 @@ class TableInfo:
     is_view: bool = False
     quote: str = '"'
     """What a name stands in; backquotes stand around every name, since MySQL's versions differ in their keywords."""
+    plain: frozenset[str] | None = None
+    """The database's names that need no quotes; None: those that SQLite takes without."""
 
 
 def format_unreadable(unreadable: Mapping[str, str]) -> str:
@@ -210,8 +212,8 @@ class Engine(ABC):
     """sqlglot's name of its SQL."""
     places: ClassVar[str]
     """What names a user's database, for messages: a path, or the form of an address."""
-    scheme: ClassVar[str] = ""
-    """The beginning of such an address, with `://`; empty for the one engine of paths."""
+    scheme: ClassVar[str | tuple[str, ...]] = ""
+    """The beginning of such an address, with `://`, in one or several spellings; empty for the one engine of paths."""
     backends: ClassVar[tuple[str, ...]] = ()
     """What names a backend of DB-Bench: words, and a form of an address that begins with `scheme`."""
     average_decimals: ClassVar[int | None] = None

@@ -1,13 +1,8 @@
-"""A person's own database on a server: which account may be used, what is sent, and how connections are shared.
+"""A person's own database on MySQL or MariaDB: which account may be used, and what is sent.
 
-`test_engines.py` has what every engine promises.
+`test_engines.py` has what every engine promises, `test_servers.py` what servers do.
 """
 
-import json
-import os
-import threading
-import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from urllib.parse import urlsplit
 
@@ -15,17 +10,10 @@ import pytest
 
 from agentgrpo.passwords import VARIABLE
 from dbbench_adapter.datatypes import DatabaseError
-from dbbench_adapter.engines import BackendUnavailable, named_database, open_databases
+from dbbench_adapter.engines import open_databases
 from dbbench_adapter.engines.mysql import parse_address, read_only
-from dbbench_adapter.engines.mysql.read_only import (
-    MAX_CONNECTIONS,
-    REFUSAL,
-    AccountError,
-    ReadOnlyServer,
-    check_grants,
-    why_refused,
-)
-from dbbench_adapter.engines.mysql.server import PrivateServer
+from dbbench_adapter.engines.mysql.read_only import MysqlReader, check_grants, why_refused
+from dbbench_adapter.engines.server import REFUSAL, AccountError
 from dbbench_adapter.tests.engine_worlds import PASSWORD, WRITTEN, as_admin, server_contents
 
 pytestmark = pytest.mark.usefixtures("few_objects")
@@ -33,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("few_objects")
 
 @pytest.fixture
 def reader(shop_address):
-    with closing(ReadOnlyServer(shop_address)) as opened:
+    with closing(MysqlReader(shop_address)) as opened:
         yield opened
 
 
@@ -55,22 +43,6 @@ def test_an_address_is_read_and_its_password_is_shown_nowhere(monkeypatch):
     for spec in ("mysql://envy:***@host/d", "mysql://envy@host/d"):  # nobody has given its password
         assert parse_address(spec, of_database=True).password == "s3cret/"
     assert parse_address("mysql://me@host/d", of_database=True).port == 3306
-
-
-@pytest.mark.parametrize("spec", [
-    f"mysql://me:{WRITTEN}@host", f"mysql://me:{WRITTEN}@host/", f"mysql://me:{WRITTEN}@host:port/d",
-    f"mysql://me:{WRITTEN}@/d", f"mysql://:{WRITTEN}@host/d", f"mysql://me:{WRITTEN}@host/d/e",
-    f"mysql://me:{PASSWORD}@host/d", f"mysql://me:{WRITTEN}@host:0/d", f"mysql://me:{WRITTEN}@host/d?ssl=1",
-])  # fmt: skip
-def test_what_is_no_address_of_a_database_is_said_without_the_password(spec):
-    with pytest.raises(DatabaseError, match=r"expected mysql://user:password@host:port/database; in user") as caught:
-        open_databases(named_database(spec))
-    assert not any(part in str(caught.value) for part in (WRITTEN, PASSWORD, "w:rd", "p@ss"))
-
-
-def test_a_password_that_is_hidden_and_unknown_is_asked_for():
-    with pytest.raises(DatabaseError, match=f"give the whole address again, or set {VARIABLE}"):
-        open_databases("mysql://nobody:***@host/d")
 
 
 ADDRESS = parse_address("mysql://reader:x@host/my_shop", of_database=True)
@@ -230,72 +202,3 @@ def test_an_error_names_no_account(reader):
     error = run(reader, "SELECT * FROM other.secret").error
     assert error.startswith("1142: SELECT command denied to user 'agent'") and "reader" not in error
     assert run(reader, "SELECT nam FROM customer").error.startswith("1054: Unknown column 'nam' in ")
-
-
-def test_a_process_has_few_connections_and_waits_for_a_free_one(shop_server, reader, monkeypatch):
-    mine = f"SELECT COUNT(*) FROM information_schema.processlist WHERE user = '{reader.address.user}'"
-    slow = f"SELECT COUNT(*) FROM {', '.join(f't t{n}' for n in range(9))}"  # 4 ** 9 rows
-    most, done = 0, threading.Event()
-
-    def watch():
-        nonlocal most
-        while not done.is_set():
-            most = max(most, as_admin(shop_server, mine)[0][0])
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    with ThreadPoolExecutor(24) as pool:
-        found = list(pool.map(lambda _: run(reader, slow, 30.0).rows, range(24)))
-    done.set()
-    watcher.join()
-    assert found == [((4**9,),)] * 24
-    assert 0 < most <= MAX_CONNECTIONS
-    endless = f"SELECT COUNT(*) FROM {', '.join(f't t{n}' for n in range(14))}"  # 4 ** 14 rows
-    monkeypatch.setattr(read_only, "WAIT_S", 0.1)
-    with ThreadPoolExecutor(MAX_CONNECTIONS) as pool:
-        others = [pool.submit(run, reader, endless, 10.0) for _ in range(MAX_CONNECTIONS)]
-        deadline, busy = time.monotonic() + 10.0, f"{mine} AND info LIKE 'SELECT%t13'"
-        while as_admin(shop_server, busy)[0][0] < MAX_CONNECTIONS and time.monotonic() < deadline:
-            time.sleep(0.05)
-        with pytest.raises(BackendUnavailable, match="all 8 connections of this process were busy for 0 s"):
-            run(reader, "SELECT 1", 0.6)
-        as_admin(shop_server, f"KILL QUERY USER '{reader.address.user}'")  # rather than both cores for 10 s
-    assert [other.exception() for other in others] == [None] * MAX_CONNECTIONS
-
-
-def test_a_fork_makes_connections_of_its_own(reader):
-    assert run(reader, "SELECT 1").rows == ((1,),)
-    ours = run(reader, "SELECT CONNECTION_ID()").rows
-    receive, send = os.pipe()
-    if not (child := os.fork()):
-        os.write(send, json.dumps(run(reader, "SELECT CONNECTION_ID()").rows).encode())
-        os._exit(0)
-    os.waitpid(child, 0)
-    assert json.loads(os.read(receive, 99)) != [list(ours[0])]
-    assert run(reader, "SELECT CONNECTION_ID()").rows == ours
-
-
-def test_a_server_that_is_gone_is_no_fault_of_the_statement_and_its_address_is_said(shop_account):
-    with PrivateServer() as own:
-        as_admin(own, "CREATE DATABASE d", "CREATE TABLE d.t (a INT)", "CREATE USER r@'%' IDENTIFIED BY 'pw1'",
-                 "GRANT SELECT ON d.* TO r@'%'")  # fmt: skip
-        databases = open_databases(f"mysql://r:pw1@127.0.0.1:{urlsplit(own.url).port}/d")
-        session = databases.open("d", statement_timeout_s=1.0)
-        assert session.run("SELECT a FROM t").columns == ("a",)
-    with pytest.raises(
-        BackendUnavailable, match=r"mysql://r:\*\*\*@127.0.0.1:\d+/d: .*; the server has to run"
-    ) as caught:
-        session.run("SELECT a FROM t")
-    assert "pw1" not in str(caught.value)
-
-
-def test_a_connection_that_the_server_ends_early_is_no_fault_of_the_statement(shop_server, reader):
-    crossed = f"SELECT COUNT(*) FROM {', '.join(f't t{n}' for n in range(14))}"
-    with ThreadPoolExecutor(1) as pool:
-        lost = pool.submit(run, reader, crossed, 20.0)
-        while not as_admin(shop_server, f"SELECT 1 FROM information_schema.processlist WHERE info = '{crossed}'"):
-            time.sleep(0.02)
-        as_admin(shop_server, f"KILL USER {reader.address.user}")
-        with pytest.raises(BackendUnavailable, match="the connection was lost during a statement"):
-            lost.result()
-    assert run(reader, "SELECT 1").rows == ((1,),)

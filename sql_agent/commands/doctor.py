@@ -44,7 +44,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--database",
         type=named_database,
-        help="your own SQLite file, a folder with DB_ID/DB_ID.sqlite, or mysql://user:password@host:port/database",
+        help="your own SQLite file, a folder with DB_ID/DB_ID.sqlite, or mysql:// or "
+        "postgresql://user:password@host:port/database",
     )
     parser.add_argument(
         "--env", help="what to train on, as in training: dbbench (default), your own, FILE.py:NAME, or another's name"

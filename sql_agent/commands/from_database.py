@@ -60,7 +60,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--database",
         type=named_database,
         required=True,
-        help="your own SQLite file, a folder with DB_ID/DB_ID.sqlite, or mysql://user:password@host:port/database",
+        help="your own SQLite file, a folder with DB_ID/DB_ID.sqlite, or mysql:// or "
+        "postgresql://user:password@host:port/database",
     )
     parser.add_argument("--num-questions", type=int, default=500, help="of all databases together; default 500")
     parser.add_argument("--output", type=Path, required=True, help="the JSONL file to write")

@@ -175,7 +175,7 @@ class EnvConfig(QuestionsConfig):
     --reward too, unless it is agent-lightning's, which says its own (`doc/own_agent.md`)."""
     database: Annotated[DatabaseSpec | None, FlagName("database")] = None
     """Your own database, for text2sql: a SQLite file, a folder with DB_ID/DB_ID.sqlite as Spider and BIRD have, or
-    mysql://user:password@host:port/database; `data.train_file` has rows of `question` and `query`."""
+    mysql:// or postgresql://user:password@host:port/database; `data.train_file` has rows of `question` and `query`."""
     call_timeout_s: float = Field(default=30.0, gt=0)
     """Wall clock of one call of an own environment's code (a tool, reset, get_reward), in seconds; a call that takes
     longer loses its rollout."""

@@ -17,8 +17,8 @@ class ImproveConfig(QuestionsConfig):
     model: Annotated[Path, FlagName("model")]
     """A Hugging Face folder of a chat model, or its id on the hub (ORG/NAME)."""
     database: Annotated[DatabaseSpec, FlagName("database")]
-    """Your own SQLite file, a folder with DB_ID/DB_ID.sqlite, or mysql://user:password@host:port/database. It is only
-    read."""
+    """Your own SQLite file, a folder with DB_ID/DB_ID.sqlite, or
+    mysql:// or postgresql://user:password@host:port/database. It is only read."""
     train_file: Path | None = None
     """Your questions with their SQL, rows of `question` and `query`. A fifth is held out and never learnt, at
     least 30 questions and at most half. None: only questions that are made from the database, split alike."""

@@ -191,7 +191,7 @@ class EnvironmentFlags(DbBenchConfig, QuestionsConfig):
     installed package's entry point. None: text2sql if there is a database, else dbbench."""
     database: DatabaseSpec | None = None
     """For text2sql: your own SQLite file, a folder with DB_ID/DB_ID.sqlite, or
-    mysql://user:password@host:port/database. It is only read."""
+    mysql:// or postgresql://user:password@host:port/database. It is only read."""
     call_timeout_s: float = Field(default=30.0, gt=0, validation_alias="call_timeout")
     """Seconds that one call of your own environment's code may take; a call that takes longer loses its episode."""
 
@@ -485,7 +485,7 @@ class InteractiveConfig(DbBenchConfig, QuestionsConfig):
     makes tasks."""
     database: DatabaseSpec | None = None
     """Your own SQLite file, which is only read. For dbbench its tables are copied; text2sql also takes a folder with
-    DB_ID/DB_ID.sqlite, or mysql://user:password@host:port/database."""
+    DB_ID/DB_ID.sqlite, or mysql:// or postgresql://user:password@host:port/database."""
     max_prompt_tokens: int | None = Field(default=None, ge=16)
     """Longest first prompt; the schema of a longer one is shortened. None: what the model's context leaves beside a
     response, as in training."""

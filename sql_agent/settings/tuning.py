@@ -102,7 +102,7 @@ class SftConfig(FineTuningConfig, TaskFiles, QuestionsConfig):
     """Share of `train_file` that is held out when it comes without `val_file`; 0 learns every row, on none of which the
     model can be measured then."""
     database: DatabaseSpec | None = None
-    """For text2sql: a SQLite file, a folder with DB_ID/DB_ID.sqlite, or mysql://user:password@host:port/database."""
+    """For text2sql: a SQLite file, a folder with DB_ID/DB_ID.sqlite, or mysql:// or postgresql://user:password@host:port/database."""
     protocol: ProtocolName = "fc"
     """For dbbench: how the oracle acts, by tool calls (fc), or in plain text as the originals."""
     seed: int = Field(default=0, ge=0)

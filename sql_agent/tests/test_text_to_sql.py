@@ -16,6 +16,7 @@ from agentgrpo.tests.seconds import seconds_here
 from dbbench_adapter.engines import Result
 from dbbench_adapter.engines.engine import Change, ColumnInfo, TableInfo
 from dbbench_adapter.engines.mysql import MYSQL
+from dbbench_adapter.engines.postgresql import POSTGRESQL
 from dbbench_adapter.engines.sqlite import SQLITE
 from dbbench_adapter.engines.sqlite.databases import DatabaseFiles
 from dbbench_adapter.engines.sqlite.schema import read_schema
@@ -404,6 +405,19 @@ def test_what_makes_a_result_of_mysql_depend_on_time_or_chance_is_found(part):
 ])  # fmt: skip
 def test_what_only_looks_like_time_or_chance_in_mysql_is_kept(part):
     assert nondeterministic_part(f"SELECT {part} FROM t", MYSQL) is None
+
+
+@pytest.mark.parametrize("part", [
+    "now()", "LOCALTIMESTAMP", "clock_timestamp()", "statement_timestamp()", "timeofday()", "random()",
+    "gen_random_uuid()", "age(born)", "'now'::timestamp", "DATE 'today'", "CAST('yesterday' AS date)",
+])  # fmt: skip
+def test_what_depends_on_time_or_chance_in_postgresql_is_found(part):
+    assert nondeterministic_part(f"SELECT a FROM t WHERE {part} IS NOT NULL -- 'x", POSTGRESQL)
+
+
+@pytest.mark.parametrize("part", ["age(born, DATE '2020-01-01')", "'today'", "DATE '2020-01-01'", "random_x", "now"])
+def test_what_only_looks_so_in_postgresql_is_not(part):
+    assert nondeterministic_part(f"SELECT {part} FROM t", POSTGRESQL) is None
 
 
 def test_spiders_evaluator_changes_queries_before_it_runs_them():

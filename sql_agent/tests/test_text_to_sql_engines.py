@@ -16,6 +16,7 @@ from sql_agent.settings.groups import AgentConfig, DataConfig, EnvConfig, Enviro
 from sql_agent.startup.input_checks import check_database
 from sql_agent.text_to_sql.datatypes import Question
 from sql_agent.text_to_sql.environment import TextToSql
+from sql_agent.text_to_sql.linking import column_values
 from sql_agent.text_to_sql.load import read_questions
 from sql_agent.text_to_sql.schema import render_schema
 
@@ -29,9 +30,20 @@ def environment(engine_world):
 
 
 @pytest.fixture
-def on_server(shop_address):
+def on_mysql(shop_address):
     with TextToSql(shop_address) as opened:
         yield opened
+
+
+@pytest.fixture
+def on_postgresql(postgres_address):
+    with TextToSql(postgres_address) as opened:
+        yield opened
+
+
+@pytest.fixture(params=["shop_address", "postgres_address"])
+def server_address(request):
+    return request.getfixturevalue(request.param)
 
 
 # settings -------------------------------------------------------------------------------------------------------------
@@ -60,8 +72,8 @@ def test_an_address_of_another_form_is_refused_without_its_password(spec, capsys
 
 
 @pytest.mark.parametrize("judge", ["spider", "bird"])
-def test_only_the_strict_judge_compares_results_of_a_server(shop_address, judge):
-    settings = EnvironmentSettings("text2sql", judge=judge, database=named_database(shop_address))
+def test_only_the_strict_judge_compares_results_of_a_server(server_address, judge):
+    settings = EnvironmentSettings("text2sql", judge=judge, database=named_database(server_address))
     with pytest.raises(ValueError, match=f"the judge {judge} compares as an evaluator that runs SQLite; .* is strict"):
         make_environment(settings)
 
@@ -110,16 +122,38 @@ CREATE VIEW `spent` (
   `total` decimal(30,2)
 );"""
 
+POSTGRES_SCHEMA = """\
+CREATE TABLE customer (
+  id integer, -- 1, 2
+  name character varying(40), -- 'Ann O''Hara', 'Bo'
+  "home town" text, -- 'Ulm', 'Bonn'
+  born date, -- '1990-02-03'
+  PRIMARY KEY (id)
+);
+CREATE TABLE "order" (
+  nr integer, -- 1, 2
+  customer integer, -- 1, 2
+  total numeric(8,2), -- 2.5, 4.0
+  note bytea,
+  PRIMARY KEY (nr, customer),
+  FOREIGN KEY (customer) REFERENCES customer(id)
+);
+CREATE VIEW spent (
+  customer integer,
+  total numeric
+);"""
+
 
 @pytest.mark.parametrize(("engine_world", "engine", "schema"), [
     ("SQLite", "SQLite", SQLITE_SCHEMA), ("MariaDB", "MySQL", MYSQL_SCHEMA),
+    ("PostgreSQL", "PostgreSQL", POSTGRES_SCHEMA),
 ], indirect=["engine_world"])  # fmt: skip
 def test_the_prompt_shows_types_keys_and_values_as_statements_have_to_write_them(environment, engine, schema):
     tables = {table.name: table for table in environment.databases.schema("my_shop")}
     assert render_schema([tables[name] for name in ("customer", "order", "spent")], form="ddl").text == schema
     prompt = environment.messages(Question("q", "How many?", "my_shop"))[0]["content"]
     assert f"with one {engine} query" in prompt
-    quote = '"' if engine == "SQLite" else "`"
+    quote = "`" if engine == "MySQL" else '"'
     assert f"{quote}order{quote}(" in prompt
 
 
@@ -144,10 +178,10 @@ def play(environment, query, sql):
     ("SELECT 1", "SELECT x.a FROM t x, t y, t z, t u, t v, t w, t p", "too_many_rows"),
     ("SELECT gone FROM t", "SELECT 1", "reference_failed"),
 ])  # fmt: skip
-def test_a_submitted_query_is_judged_by_its_result(environment, query, sql, reason):
+def test_a_submitted_query_is_judged_by_its_result(engine_world, environment, query, sql, reason):
     value = None if reason == "reference_failed" else float(reason == "match")
     likeness = {"likeness": 1.0} if reason == "wrong_result" else {}  # the order alone is wrong
-    assert play(environment, query, sql) == Score(value, reason, likeness)
+    assert play(environment, *map(engine_world.written, (query, sql))) == Score(value, reason, likeness)
 
 
 @pytest.mark.parametrize(("query", "sql", "reason"), [
@@ -157,8 +191,26 @@ def test_a_submitted_query_is_judged_by_its_result(environment, query, sql, reas
     ("SELECT b FROM t # ORDER BY b", "SELECT b FROM t ORDER BY b DESC", "match"),
     ("SELECT CONCAT(b, '\\'') FROM t # ORDER BY", "SELECT CONCAT(b, '''') FROM t ORDER BY b DESC", "match"),
 ])  # fmt: skip
-def test_mysqls_own_sql_is_judged_by_its_result(on_server, query, sql, reason):
-    assert play(on_server, query, sql).reason == reason
+def test_mysqls_own_sql_is_judged_by_its_result(on_mysql, query, sql, reason):
+    assert play(on_mysql, query, sql).reason == reason
+
+
+@pytest.mark.parametrize(("query", "sql", "reason"), [
+    ('SELECT AVG(total) FROM "order"', "SELECT 2.58333", "wrong_result"),
+    ('SELECT AVG(customer) FROM "order"', "SELECT 4::float8 / 3", "match"),
+    ("SELECT b FROM t -- ORDER BY b", "SELECT b FROM t ORDER BY b DESC", "match"),
+    ("SELECT $$ORDER BY$$ || b FROM t", "SELECT 'ORDER BY' || b FROM t ORDER BY b DESC", "match"),
+    # tied rows may change places
+    ("SELECT a, b FROM t ORDER BY a", "SELECT a, b FROM t ORDER BY a, b DESC", "match"),
+    ("SELECT a, b FROM t ORDER BY a", "SELECT a, b FROM t ORDER BY b", "wrong_result"),
+    ("SELECT b % 2 AS b FROM t ORDER BY -b", "SELECT b % 2 FROM t ORDER BY b DESC", "match"),
+    ("SELECT DISTINCT ON (a) a, b FROM t ORDER BY a, b", "SELECT a, MIN(b) FROM t GROUP BY a ORDER BY a", "match"),
+    ("SELECT true, ARRAY[1]", "SELECT 1 = 1, '{1}'", "match"),
+    ("SELECT 'NaN'::numeric", "SELECT 'NaN'::float8", "match"),
+    ("SELECT 1", "SELECT pg_sleep(9)", "sql_error"),
+])  # fmt: skip
+def test_postgresqls_own_sql_is_judged_by_its_result(on_postgresql, query, sql, reason):
+    assert play(on_postgresql, query, sql).reason == reason
 
 
 def written(tmp_path, *rows):
@@ -198,23 +250,39 @@ def test_questions_name_the_database_or_none_and_references_are_run_first(enviro
     assert [q.db_id for q in read_questions(spider, environment.databases)] == ["my_shop"]
 
 
-def test_tasks_that_change_data_are_refused_with_what_to_use(on_server, tmp_path):
+def test_tasks_that_change_data_are_refused_with_what_to_use(server_address, tmp_path):
     file = written(tmp_path, {"question": "a", "query": "DELETE FROM customer"})
-    with pytest.raises(UsageError, match=r"row 1: the reference changes data, .*copy the database into a SQLite"):
+    with (
+        TextToSql(server_address) as on_server,
+        pytest.raises(UsageError, match=r"row 1: the reference changes data, .*copy the database into a SQLite"),
+    ):
         read_questions(file, on_server.databases)
 
 
-def test_the_doctor_says_what_it_sees_and_which_accounts_it_refuses(shop_account, shop_address, tmp_path):
+@pytest.mark.parametrize(("address", "account", "statement", "engine", "too_much"), [
+    ("shop_address", "shop_account", "ALL ON my_shop.*", "MariaDB", "ALL PRIVILEGES on `my_shop`.*"),
+    ("postgres_address", "postgres_account", "GRANT INSERT ON t TO {name}", "PostgreSQL", "INSERT on t"),
+])  # fmt: skip
+def test_the_doctor_says_what_it_sees_and_which_accounts_it_refuses(
+    request, tmp_path, address, account, statement, engine, too_much
+):
+    place, make = map(request.getfixturevalue, (address, account))
     tasks = written(tmp_path, {"question": "a", "query": "SELECT 1"}, {"question": "b", "query": "SELECT gone FROM t"})
-    found = check_database(named_database(shop_address), tasks)
-    assert found.found.startswith("MariaDB ") and found.found.endswith(
+    found = check_database(named_database(place), tasks)
+    assert found.found.startswith(f"{engine} ") and found.found.endswith(
         ", 4 tables and views, an account that may only read; 2 questions"
     )
-    assert "1 references fail" in found.problems[0].what and "MySQL's SQL, one SELECT" in found.problems[0].remedy
-    [(_, refused_account)] = examine(
-        database=named_database(shop_account("ALL ON my_shop.*")), tasks=None, splits=False, columns=None
-    )
-    assert "ALL PRIVILEGES on `my_shop`.*" in refused_account.problems[0].what
-    place = named_database("mysql://a:pw1@127.0.0.1:1/d")
-    [(_, gone)] = examine(database=place, tasks=None, splits=False, columns=None)
-    assert "mysql://a:***@127.0.0.1:1/d" in gone.problems[0].what and "pw1" not in str(gone)
+    name = engine.replace("MariaDB", "MySQL")
+    assert "1 references fail" in found.problems[0].what and f"{name}'s SQL, one SELECT" in found.problems[0].remedy
+    [(_, refused_account)] = examine(database=named_database(make(statement)), tasks=None, splits=False, columns=None)
+    assert too_much in refused_account.problems[0].what
+    gone_place = f"{name.lower()}://a:pw1@127.0.0.1:1/d"
+    [(_, gone)] = examine(database=named_database(gone_place), tasks=None, splits=False, columns=None)
+    assert f"{name.lower()}://a:***@127.0.0.1:1/d" in gone.problems[0].what and "pw1" not in str(gone)
+
+
+def test_schema_linking_finds_the_columns_by_their_values_on_every_engine(environment):
+    found = column_values(environment.databases.schema("my_shop"), environment.databases.open(
+        "my_shop", statement_timeout_s=1.0
+    ))  # fmt: skip
+    assert (found["ulm"], found["bo"]) == ({("customer", "home town")}, {("customer", "name")})

@@ -100,7 +100,7 @@ class TextToSql(Environment):
         self._engine = self.databases.engine
         if self._engine.dialect != EVALUATED_DIALECT and judge != "strict":
             raise ValueError(
-                f"the judge {judge} compares as an evaluator that runs SQLite; with {self._engine.scheme} the judge is "
+                f"the judge {judge} compares as an evaluator that runs SQLite; with {self._engine.name} the judge is "
                 "strict"
             )
         self._judge: ExecutionJudge = judge

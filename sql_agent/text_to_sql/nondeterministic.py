@@ -16,7 +16,14 @@ _CLOCKS = (
     *(exp.UtcDate, exp.UtcTime, exp.UtcTimestamp),
 )
 # Functions for which sqlglot has no class.
-_NAMES = frozenset(["now", "sysdate", "uuid_short", "uuid_v4", "uuid_v7", "sys_guid", "random_bytes", "randomblob"])
+_NAMES = frozenset([
+    "now", "sysdate", "uuid_short", "uuid_v4", "uuid_v7", "sys_guid", "random_bytes", "randomblob", "clock_timestamp",
+    "statement_timestamp", "transaction_timestamp", "timeofday",
+])  # fmt: skip
+# Functions that take the time that it is in place of an argument, and how many they have then.
+_SHORTENED = {"unix_timestamp": 0, "age": 1}
+# Texts that PostgreSQL casts to the time that it is.
+_DAYS = frozenset(("now", "today", "tomorrow", "yesterday"))
 # Keywords of MySQL that sqlglot takes for columns where no parentheses follow.
 _KEYWORDS = frozenset(("utc_date", "utc_time", "utc_timestamp"))
 # SQLite's functions for which sqlglot has no class, and the place of the time among their arguments.
@@ -30,7 +37,7 @@ def nondeterministic_part(query: str, engine: Engine) -> str | None:
     for statement in engine.statements(query):
         tree = parsed(statement, engine)
         for node in tree.walk() if tree is not None else ():
-            if _differs(node) or (_is_now(node) if engine.dialect == "sqlite" else _is_keyword(node)):
+            if _differs(node) or _OWN.get(engine.dialect, _is_keyword)(node):
                 return node.sql(dialect=engine.dialect)
     return None
 
@@ -38,7 +45,7 @@ def nondeterministic_part(query: str, engine: Engine) -> str | None:
 def _differs(node: exp.Expr) -> bool:
     if isinstance(node, exp.Anonymous):
         name = node.name.lower()
-        return name in _NAMES or (name == "unix_timestamp" and not node.expressions)
+        return name in _NAMES or _SHORTENED.get(name) == len(node.expressions)
     return isinstance(node, (*_CLOCKS, exp.Uuid)) or (isinstance(node, exp.Rand) and node.this is None)  # else a seed
 
 
@@ -63,3 +70,11 @@ def _names_now(part: exp.Expr) -> bool:
     # In quotes it is a text too, unless there is such a column.
     quoted = isinstance(part, exp.Column) and part.this.quoted and not part.table
     return (quoted or (isinstance(part, exp.Literal) and part.is_string)) and part.name.lower() in _NOW
+
+
+def _is_cast_of_now(node: exp.Expr) -> bool:
+    return isinstance(node, exp.Cast) and node.this.is_string and node.this.name.strip().lower() in _DAYS
+
+
+# What only one engine reads so.
+_OWN = {"sqlite": _is_now, "postgres": _is_cast_of_now}

@@ -17,7 +17,7 @@ from typing import Any
 from dbbench_adapter.engines.engine import Engine, TableInfo
 from dbbench_adapter.interaction import Message
 from sql_agent.settings.groups import SchemaForm
-from sql_agent.text_to_sql.schema import folded, is_plain, render_schema
+from sql_agent.text_to_sql.schema import folded, is_plain, is_plain_in_sqlite, render_schema
 from sql_agent.text_to_sql.shown_names import CLAUSES
 
 _STYLES: tuple[Callable[[list[str]], str], ...] = (
@@ -99,12 +99,12 @@ def draw_names(
         The new names by the old ones, folded.
     """
     of_tables, of_columns = draw.choice(_STYLES), draw.choice(_STYLES)
-    given = [(table.name, of_tables) for table in tables]
-    given += [(column.name, of_columns) for table in tables for column in table.columns]
-    stays = {*kept, *CLAUSES, *_SYNTAX, *(folded(name) for name, _ in given if not is_plain(name))}
-    names: dict[str, str] = {folded(name): name for name, _ in given if folded(name) in stays}
-    used = {*stays, *_HIDDEN, *taken, *(folded(name) for name, _ in given)}
-    for name, style in given:
+    given = [(table.name, of_tables, table) for table in tables]
+    given += [(column.name, of_columns, table) for table in tables for column in table.columns]
+    stays = {*kept, *CLAUSES, *_SYNTAX, *(folded(name) for name, _, table in given if not is_plain(name, table))}
+    names: dict[str, str] = {folded(name): name for name, _, _ in given if folded(name) in stays}
+    used = {*stays, *_HIDDEN, *taken, *(folded(name) for name, _, _ in given)}
+    for name, style, _ in given:
         if folded(name) not in names:
             names[folded(name)] = _other(name, style, used, draw)
             used.add(folded(names[folded(name)]))
@@ -129,6 +129,7 @@ def with_names(tables: Sequence[TableInfo], names: Mapping[str, str], draw: rand
                 columns=(*columns[:1], *rest),
                 primary_key=tuple(map(of, table.primary_key)),
                 foreign_keys=tuple((of(own), of(other), of(theirs)) for own, other, theirs in table.foreign_keys),
+                plain=frozenset(map(of, table.plain)) if table.plain is not None else None,
             )
         )
     draw.shuffle(renamed)
@@ -152,7 +153,7 @@ def _other(name: str, style: Callable[[list[str]], str], taken: Collection[str],
     for _ in range(_TRIES):
         new = style(draw.choice(_CHANGES)(words, draw) if draw.random() < 0.5 else words)
         is_free = folded(new) == folded(name) or folded(new) not in {*taken, *CLAUSES, *_SYNTAX}
-        if is_plain(new) and is_free and not re.fullmatch(r"[tT]\d+", new):
+        if is_plain_in_sqlite(new) and is_free and not re.fullmatch(r"[tT]\d+", new):
             return new
     return name
 

@@ -80,7 +80,7 @@ def read_tables(tables: Sequence[TableInfo], session: Session) -> list[Table]:
     by_name = {table.name.lower(): table.name for table in tables}
     found = []
     for table in tables:
-        of, name = sql_name(table.name, table.quote), partial(sql_name, quote=table.quote)
+        of, name = sql_name(table.name, table), partial(sql_name, table=table)
         counted = session.run(f"SELECT count(*) FROM {of}").rows
         if table.is_view or not counted or not counted[0][0] or not _in_words(table.name):
             continue
@@ -100,7 +100,7 @@ def read_tables(tables: Sequence[TableInfo], session: Session) -> list[Table]:
 
 
 def _column(table: TableInfo, column: ColumnInfo, rows: int, session: Session) -> Column:
-    of, name = sql_name(table.name, table.quote), sql_name(column.name, table.quote)
+    of, name = sql_name(table.name, table), sql_name(column.name, table)
     asked = session.run(f"SELECT DISTINCT {name} FROM {of} WHERE {name} IS NOT NULL LIMIT {VALUES}").rows or ()
     values = tuple(_plain(value) for (value,) in asked)
     keys = {*table.primary_key, *(ours for ours, _, _ in table.foreign_keys)}

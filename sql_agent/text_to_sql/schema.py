@@ -183,7 +183,7 @@ def _narrow(table: TableInfo, most: int) -> TableInfo:
 def _line(table: TableInfo, *, whole: TableInfo, form: SchemaForm) -> str:
     """`name(column, column key, column = table.column, column 'F' 'M')`, with `...` for columns that are left out.
     `qualified` has `name.column` in place of `column`."""
-    name = partial(sql_name, quote=table.quote)
+    name = partial(sql_name, table=table)
     owner = f"{name(table.name)}." if form == "qualified" else ""
     references = {column: f" = {name(other)}.{name(theirs)}" for column, other, theirs in table.foreign_keys}
     columns = []
@@ -201,7 +201,7 @@ def _values(column: ColumnInfo) -> str:
 
 
 def _statement(table: TableInfo) -> str:
-    name = partial(sql_name, quote=table.quote)
+    name = partial(sql_name, table=table)
     lines = []
     for column in table.columns:
         shown = f" -- {', '.join(column.samples[:SAMPLES])}" if column.samples else ""
@@ -214,12 +214,22 @@ def _statement(table: TableInfo) -> str:
     return f"CREATE {'VIEW' if table.is_view else 'TABLE'} {name(table.name)} (\n{body}\n);"
 
 
-def sql_name(name: str, quote: str) -> str:
-    return name if quote == '"' and is_plain(name) else quoted(name, quote)
+def sql_name(name: str, table: TableInfo) -> str:
+    """
+    Args:
+        table: whose name it is, or whose column's, or which refers to it.
+    """
+    return name if table.quote == '"' and is_plain(name, table) else quoted(name, table.quote)
 
 
-def is_plain(name: str) -> bool:
-    """Whether a name needs no quotes in SQLite."""
+def is_plain(name: str, table: TableInfo) -> bool:
+    """Whether a name needs no quotes."""
+    if table.plain is not None:
+        return name in table.plain
+    return is_plain_in_sqlite(name)
+
+
+def is_plain_in_sqlite(name: str) -> bool:
     return name.isidentifier() and name.isascii() and name.lower() not in _KEYWORDS.split()
 
 

@@ -33,14 +33,16 @@ def probes(reference: str, engine: Engine = SQLITE) -> dict[str, str]:
     keys = [_key(term) for term in tree.args["order"].expressions]
     names = {name for key in keys if _result_column(key, tree) is None for name in _names(key) if name in aliases}
     try:
-        return {name: _column_alone(tree, name).sql(dialect=engine.dialect) for name in names}
+        return {name: _column_alone(tree, name, engine).sql(dialect=engine.dialect) for name in names}
     except (SqlglotError, RecursionError):
         return {}
 
 
-def _column_alone(tree: exp.Select, name: str) -> exp.Select:
+def _column_alone(tree: exp.Select, name: str, engine: Engine) -> exp.Select:
     probe = tree.copy()
-    column = exp.Var(this=f"`{name.replace('`', '``')}`")  # SQLite reads an unknown name in double quotes as a text
+    # SQLite reads an unknown name in double quotes as a text, and PostgreSQL knows no other quotes
+    quote = '"' if engine.dialect == "postgres" else "`"
+    column = exp.Var(this=quote + name.replace(quote, 2 * quote) + quote)
     for part in ("order", "offset", "distinct", "where", "group", "having", "windows", "qualify"):
         probe.set(part, None)
     probe.set("expressions", [column])

@@ -2,48 +2,19 @@
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
-from collections.abc import Sequence
 
 from dbbench_adapter.datatypes import DatabaseError
 from dbbench_adapter.engines.base import Result, backquoted
-from dbbench_adapter.engines.engine import (
-    MAX_RESULT_CHARS,
-    MAX_RESULT_ROWS,
-    SAMPLED_ROWS,
-    Databases,
-    TableInfo,
-    described_columns,
-    format_unreadable,
-)
+from dbbench_adapter.engines.engine import SAMPLED_ROWS, TableInfo, described_columns
 from dbbench_adapter.engines.mysql import MYSQL
-from dbbench_adapter.engines.mysql.read_only import ReadOnlyServer
+from dbbench_adapter.engines.mysql.read_only import MysqlReader
+from dbbench_adapter.engines.server import ServerDatabase
 
 _SAMPLES_S = 10.0
 
 
-class ServerSession:
-    # It holds no connection between statements.
-
-    def __init__(self, server: ReadOnlyServer, statement_timeout_s: float) -> None:
-        self._server, self.statement_timeout_s, self.used_s = server, statement_timeout_s, 0.0
-
-    def run(self, sql: str) -> Result:
-        began = time.monotonic()
-        try:
-            # one more row shows that there are too many
-            return self._server.run(
-                sql, timeout_s=self.statement_timeout_s, max_rows=MAX_RESULT_ROWS + 1, max_chars=MAX_RESULT_CHARS
-            )
-        finally:
-            self.used_s += time.monotonic() - began
-
-    def close(self) -> None:
-        pass
-
-
-class ServerDatabase(Databases):
+class MysqlDatabase(ServerDatabase):
     """The database at `mysql://user:password@host:port/database`.
 
     Raises:
@@ -54,48 +25,17 @@ class ServerDatabase(Databases):
 
     def __init__(self, spec: str) -> None:
         try:
-            self._server = ReadOnlyServer(spec)
+            self._mysql = MysqlReader(spec)
         except ValueError as error:
             raise DatabaseError(str(error)) from None
-        self._read: tuple[tuple[TableInfo, ...], dict[str, str]] | None = None
+        super().__init__(self._mysql)
 
-    @property
-    def ids(self) -> Sequence[str]:
-        return [self._server.address.database]
-
-    def schema(self, db_id: str) -> tuple[TableInfo, ...]:
-        return self._schema()[0]
-
-    def unreadable(self, db_id: str) -> dict[str, str]:
-        return self._schema()[1]
-
-    def _schema(self) -> tuple[tuple[TableInfo, ...], dict[str, str]]:
-        if self._read is None:
-            self._read = read_server_schema(self._server)
-        return self._read
-
-    def open(self, db_id: str, *, statement_timeout_s: float) -> ServerSession:
-        return ServerSession(self._server, statement_timeout_s)
-
-    def summary(self) -> str:
-        tables, unreadable = self._schema()
-        left_out = f"; left out: {format_unreadable(unreadable)}" if unreadable else ""
-        return f"{self._server.version()}, {len(tables)} tables and views, an account that may only read{left_out}"
-
-    def close(self) -> None:
-        self._server.close()
+    def read_schema(self) -> tuple[list[TableInfo], dict[str, str]]:
+        return read_server_schema(self._mysql)
 
 
-def read_server_schema(server: ReadOnlyServer) -> tuple[tuple[TableInfo, ...], dict[str, str]]:
-    """Read the tables and views of the database, by name.
-
-    Returns:
-        Those that can be read, and why the others cannot, such as a view whose definer or table is gone.
-    Raises:
-        AccountError: the account may do more than read.
-        BackendUnavailable: the server does not answer.
-        DatabaseError: there is no table that the account may read.
-    """
+def read_server_schema(server: MysqlReader) -> tuple[list[TableInfo], dict[str, str]]:
+    """See `ServerDatabase.read_schema`; unreadable is a view whose definer or table is gone."""
     database = server.address.database
     listed = server.query(
         "SELECT table_name, table_type FROM information_schema.tables WHERE table_schema = %s ORDER BY table_name",
@@ -129,11 +69,8 @@ def read_server_schema(server: ReadOnlyServer) -> tuple[tuple[TableInfo, ...], d
         found = None if is_view else _answer(server, f"SELECT * FROM {backquoted(name)} LIMIT {SAMPLED_ROWS}")
         infos = described_columns(columns[name], found.rows or () if found else ())
         tables.append(TableInfo(name, infos, tuple(keys[name]), tuple(references[name]), is_view, quote="`"))
-    if not tables:
-        more = f": {format_unreadable(unreadable)}" if unreadable else ""
-        raise DatabaseError(f"{server.address.shown} holds no table that the account may read{more}")
-    return tuple(tables), unreadable
+    return tables, unreadable
 
 
-def _answer(server: ReadOnlyServer, sql: str) -> Result:
+def _answer(server: MysqlReader, sql: str) -> Result:
     return server.run(sql, timeout_s=_SAMPLES_S, max_rows=SAMPLED_ROWS, max_chars=10_000_000)

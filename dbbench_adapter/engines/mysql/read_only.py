@@ -10,10 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import os
-import queue
 import re
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -23,12 +20,12 @@ from typing import Any
 import pymysql
 from pymysql.cursors import SSCursor
 
-from dbbench_adapter.datatypes import DatabaseError
 from dbbench_adapter.dialect.lexer import tokens
 from dbbench_adapter.dialect.sql_types import to_cell
+from dbbench_adapter.engines.address import Address
 from dbbench_adapter.engines.base import BackendUnavailable, Result, row_chars
 from dbbench_adapter.engines.engine import TOO_LONG
-from dbbench_adapter.engines.mysql import Address, parse_address
+from dbbench_adapter.engines.mysql import parse_address
 from dbbench_adapter.engines.mysql.allowed_sql import refusal
 from dbbench_adapter.engines.mysql.backend import explosion
 from dbbench_adapter.engines.mysql.pool import (
@@ -41,13 +38,8 @@ from dbbench_adapter.engines.mysql.pool import (
     open_connection,
     reset_connection,
 )
+from dbbench_adapter.engines.server import MAX_SQL_CHARS, OUT_OF_TIME, REFUSAL, AccountError, ConnectionPool
 
-REFUSAL = "not allowed: only SELECT over the tables of this database"
-# A process has at most this many connections.
-MAX_CONNECTIONS = 8
-# A statement waits at most this long for a connection.
-WAIT_S = 60.0
-MAX_SQL_CHARS = 20_000
 _READING = frozenset(("USAGE", "SELECT", "SHOW VIEW"))
 _QUERIES = ("select", "with", "values")
 _CALLS = frozenset((("sleep", "("), ("benchmark", "(")))
@@ -56,14 +48,9 @@ _OTHER_SESSIONS = ("information_schema", ".", "processlist")
 _LOCKS = frozenset((("for", "update"), ("for", "share"), ("share", "mode")))
 # Errors of MariaDB and MySQL about a statement whose time is up.
 _TOO_LONG = frozenset((1969, 3024))
-_OUT_OF_TIME = "the statement takes too long; ask for less"
 _NAME = r"`(?:[^`]|``)*`|\*"
 _GRANT = re.compile(rf"GRANT (.+?) ON (?:[A-Z ]+ )?({_NAME})\.({_NAME}) TO .*?( WITH GRANT OPTION)?$", re.DOTALL)
 _ACCOUNT = re.compile(r"'[^']*'@'[^']*'")
-
-
-class AccountError(DatabaseError):
-    """The account may do more than read its database; the message says what, and how to make another one."""
 
 
 def check_grants(grants: Sequence[str], address: Address, visible: Sequence[str] = ()) -> None:
@@ -135,7 +122,7 @@ def why_refused(sql: str) -> str | None:
     return refusal(sql) or explosion(sql)
 
 
-class ReadOnlyServer:
+class MysqlReader:
     """Runs queries on the database at an address, from any thread; connections are made when they are needed.
 
     Raises:
@@ -144,25 +131,16 @@ class ReadOnlyServer:
 
     def __init__(self, spec: str) -> None:
         self.address = parse_address(spec, of_database=True)
-        self._idle: queue.LifoQueue[Connection] = queue.LifoQueue()
-        self._places = threading.BoundedSemaphore(MAX_CONNECTIONS)
-        self._process = os.getpid()
+        self._pool = ConnectionPool[Connection](
+            self.address.shown, connect=self._connect, revive=_revived, reset=_reset, hang_up=hang_up
+        )
         self._checked = False
 
     def run(self, sql: str, *, timeout_s: float, max_rows: int, max_chars: int) -> Result:
-        """Run one statement of an agent; its error is in `Result.error`.
-
-        Args:
-            timeout_s: wall-clock budget of the statement, in seconds.
-            max_rows, max_chars: the longest result, in rows and in characters of its texts (any other cell counts as
-                one); a result that is longer is an error, as a judge would take the rest for the whole.
-        Raises:
-            AccountError: the account may do more than read.
-            BackendUnavailable: the server is gone, or all connections are in use.
-        """
+        """See `server.ReadOnlyServer`."""
         if (fault := why_refused(sql)) is not None:
             return Result(error=fault)
-        with self._lent() as connection:
+        with self._pool.lent() as connection:
             with self._failures_named():
                 self._prepare(connection, timeout_s)
             started = time.monotonic()
@@ -173,17 +151,17 @@ class ReadOnlyServer:
             except pymysql.Error as error:
                 number, text = error.args if len(error.args) == 2 else (0, str(error))
                 if number in _TOO_LONG:
-                    return Result(error=_OUT_OF_TIME)
+                    return Result(error=OUT_OF_TIME)
                 if connection.open:
                     return Result(error=_ACCOUNT.sub("'agent'", f"{number}: {text}"))
             if time.monotonic() - started < timeout_s:
                 raise BackendUnavailable(f"{self.address.shown}: the connection was lost during a statement")
             self._end(connection)
-            return Result(error=_OUT_OF_TIME)
+            return Result(error=OUT_OF_TIME)
 
     def query(self, sql: str, *arguments: Any) -> list[tuple[Any, ...]]:
         """Raises AccountError, BackendUnavailable: see `run`."""
-        with self._lent() as connection, self._failures_named():
+        with self._pool.lent() as connection, self._failures_named():
             self._prepare(connection, CONNECT_TIMEOUT_S)
             with connection.cursor() as cursor:
                 cursor.execute(sql, arguments)
@@ -194,46 +172,14 @@ class ReadOnlyServer:
         ((version,),) = self.query("SELECT VERSION()")
         return f"{'MariaDB' if 'mariadb' in version.lower() else 'MySQL'} {version.partition('-')[0]}"
 
-    @contextmanager
-    def _lent(self) -> Iterator[Connection]:
-        if self._process != os.getpid():  # the parent of this process goes on with the connections
-            self._process = os.getpid()
-            self._idle, self._places = queue.LifoQueue(), threading.BoundedSemaphore(MAX_CONNECTIONS)
-        idle, places = self._idle, self._places
-        if not places.acquire(timeout=WAIT_S):
-            raise BackendUnavailable(
-                f"{self.address.shown}: all {MAX_CONNECTIONS} connections of this process were busy for {WAIT_S:.0f} s"
-            )
-        try:
-            connection = self._usable(idle)
-            try:
-                yield connection
-            finally:
-                try:
-                    reset_connection(connection)
-                    idle.put(connection)
-                except (pymysql.Error, OSError):
-                    hang_up(connection)
-        finally:
-            places.release()
-
     def close(self) -> None:
-        with contextlib.suppress(queue.Empty):
-            while self._process == os.getpid():
-                hang_up(self._idle.get_nowait())
-
-    def _usable(self, idle: queue.LifoQueue[Connection]) -> Connection:
-        with self._failures_named():
-            with contextlib.suppress(queue.Empty):
-                while True:
-                    connection = idle.get_nowait()
-                    with contextlib.suppress(pymysql.Error, OSError):  # the server may have ended it
-                        connection.ping(reconnect=False)
-                        return connection
-                    hang_up(connection)
-            return self._connect()
+        self._pool.close()
 
     def _connect(self) -> Connection:
+        with self._failures_named():
+            return self._checked_connection()
+
+    def _checked_connection(self) -> Connection:
         connection = open_connection(
             self.address.host,
             port=self.address.port,
@@ -272,7 +218,7 @@ class ReadOnlyServer:
     def _end(self, connection: Connection) -> None:
         # Every account may end its own statements through another connection.
         with self._failures_named():
-            other = self._connect()
+            other = self._checked_connection()
             with other, other.cursor() as cursor, contextlib.suppress(pymysql.OperationalError):  # it has ended
                 cursor.execute(f"KILL {connection.thread_id()}")
 
@@ -285,6 +231,20 @@ class ReadOnlyServer:
                 f"{self.address.shown}: {_ACCOUNT.sub('the account', str(error))}; the server has to run and let the "
                 "account read the database"
             ) from None
+
+
+def _revived(connection: Connection) -> bool:
+    with contextlib.suppress(pymysql.Error, OSError):
+        connection.ping(reconnect=False)
+        return True
+    return False
+
+
+def _reset(connection: Connection) -> bool:
+    with contextlib.suppress(pymysql.Error, OSError):
+        reset_connection(connection)
+        return True
+    return False
 
 
 def _answer(connection: Connection, sql: str, timeout_s: float, max_rows: int, max_chars: int) -> Result:
@@ -300,7 +260,7 @@ def _answer(connection: Connection, sql: str, timeout_s: float, max_rows: int, m
             if chars > max_chars:
                 return Result(error=TOO_LONG)
             if time.monotonic() > deadline:  # rows that come one by one never exceed the wait for one of them
-                return Result(error=_OUT_OF_TIME)
+                return Result(error=OUT_OF_TIME)
             if len(rows) >= max_rows:
                 break
         return Result(tuple(rows), tuple(column[0] for column in cursor.description or ()))

@@ -28,9 +28,10 @@ from typing import Any, ClassVar
 from dbbench_adapter.datatypes import SqlValue
 from dbbench_adapter.engines.base import STALLED, BackendUnavailable, Result, first_rows, row_chars
 from dbbench_adapter.engines.engine import MAX_RESULT_CHARS, MAX_RESULT_ROWS, TOO_LONG, Changes
+from dbbench_adapter.engines.planning import check_plan
+from dbbench_adapter.engines.sqlite import SQLITE
 from dbbench_adapter.engines.sqlite.copy_on_write import MAX_CHANGED_ROWS, MAX_WRITTEN_BYTES, CopyOnWrite
 from dbbench_adapter.engines.sqlite.foreign_schema import Unparsed
-from dbbench_adapter.engines.sqlite.planning import check_plan
 from dbbench_adapter.engines.sqlite.read_only import opened
 from dbbench_adapter.engines.sqlite.sandbox import PROGRESS_OPCODES, Guard, Watchdog, virtual_tables
 from dbbench_adapter.statement_clock import StatementTimeout, expired, stalled, time_limit
@@ -240,7 +241,7 @@ class UserDatabase:
         if len(sql) > MAX_SQL_CHARS:
             return Result(error=f"the statement is longer than {MAX_SQL_CHARS} characters")
         self._guard = Guard()
-        if (fault := check_plan(sql)) is not None:
+        if (fault := check_plan(sql, SQLITE)) is not None:
             return Result(error=fault)
         self._bytes_left, self._why_denied = _MAX_TEXT_BYTES, None
         with time_limit(self.statement_timeout_s), self._watchdog.watching(self._connection, self.statement_timeout_s):
