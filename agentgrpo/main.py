@@ -16,7 +16,7 @@ from agentgrpo.spelling import did_you_mean
 
 # Commands by name: the module, and what it is for.
 COMMANDS = {
-    "demo": ("sql_agent.commands.demo", "a pretrained model learns a shop's database in twelve minutes"),
+    "demo": ("sql_agent.demo", "a pretrained model learns a shop's database in twelve minutes"),
     "train": ("sql_agent.train_sql_agent", "GRPO with vLLM and verl; --algorithm apo improves instructions instead"),
     "improve": ("sql_agent.improve", "your model on your database: fine-tuning, then GRPO, in given minutes"),
     "sft": ("sql_agent.commands.sft", "fine-tuning on references, demonstrations or conversations"),

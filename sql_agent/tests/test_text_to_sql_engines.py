@@ -169,9 +169,7 @@ CREATE VIEW spent (
     ("SQLite", "SQLite", SQLITE_SCHEMA), ("DuckDB", "DuckDB", DUCKDB_SCHEMA), ("MariaDB", "MySQL", MYSQL_SCHEMA),
     ("PostgreSQL", "PostgreSQL", POSTGRES_SCHEMA),
 ], indirect=["engine_world"])  # fmt: skip
-def test_the_prompt_shows_types_keys_and_values_as_statements_have_to_write_them(
-    engine_world, environment, engine, schema
-):
+def test_the_prompt_shows_types_keys_and_values_as_statements_have_to_write_them(environment, engine, schema):
     tables = {table.name: table for table in environment.databases.schema("my_shop")}
     assert render_schema([tables[name] for name in ("customer", "order", "spent")], form="ddl").text == schema
     prompt = environment.messages(Question("q", "How many?", "my_shop"))[0]["content"]

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from agentgrpo.flags import described_parser
+from sql_agent import improve
 from sql_agent.commands import pretrained_policy
 from sql_agent.demo_shop import make_shop
 
@@ -27,7 +28,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return code
     SHOP.mkdir(parents=True, exist_ok=True)
     make_shop(SHOP, large=False)
-    from sql_agent import improve
 
     flags = {"minutes": args.minutes, "seed": args.seed, "run-dir": args.run_dir, "model": pretrained_policy.OUTPUT}
     flags |= {"database": SHOP / "shop.db", "val-file": SHOP / "questions.json"}
