@@ -22,6 +22,7 @@ from typing import Any
 import yaml
 
 from agentgrpo.checks import UsageError
+from agentgrpo.hub_address import hub_addresses
 from agentgrpo.json_text import parse_json
 from agentgrpo.machine import git_commit
 from agentgrpo.outputs import check_output, failures_of_the_disk, written
@@ -32,6 +33,8 @@ from agentgrpo.signed_checkpoints import user_key
 logger = logging.getLogger(__name__)
 
 LOCK, START, SETTINGS, METRICS = ".lock", "run.json", "config.yaml", "metrics.jsonl"
+HUB_ROWS = "hub_rows"
+"""What run.json calls the addresses of rows on the hub."""
 
 # The lock -------------------------------------------------------------------------------------------------------------
 
@@ -173,7 +176,13 @@ def begin(run_dir: Path, settings: Mapping[str, Any], start: Mapping[str, Any], 
     """
     with written(run_dir / SETTINGS) as part:
         part.write_text(yaml.safe_dump(dict(settings), sort_keys=False))
-    write_start(run_dir, start, resumed=resumed)
+    fetched = hub_addresses(flat(settings).values())
+    write_start(run_dir, {**start, **({HUB_ROWS: fetched} if fetched else {})}, resumed=resumed)
+
+
+def begun_with(run_dir: Path) -> list[str]:
+    """The rows on the hub that the run in the folder reads, as addresses with their commits."""
+    return read_start(run_dir).get(HUB_ROWS, [])
 
 
 def flat(settings: Mapping[str, Any], before: str = "") -> dict[str, Any]:
