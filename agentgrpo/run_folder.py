@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -162,7 +163,15 @@ def start_of(kind: str, **facts: Any) -> dict[str, Any]:
         facts: what only this kind of run has, such as its device, or `steps`, the train step at which it is finished.
     """
     now = {"commit": git_commit() or "unknown", "argv": sys.argv, "started_at": time.time()}
-    return {"kind": kind, **now, **facts}
+    return {"kind": kind, **now, "versions": _versions(), **facts}
+
+
+def _versions() -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name in ("torch", "transformers", "peft", "trl", "vllm", "verl", "agentlightning"):
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
 
 
 def begin(run_dir: Path, settings: Mapping[str, Any], start: Mapping[str, Any], *, resumed: bool) -> None:

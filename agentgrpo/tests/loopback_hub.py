@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, unquote, urlsplit
 
+import yaml
+
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 TOKEN = "hf_loopbacktoken"
 """The only token that the hub takes for what needs one."""
@@ -21,6 +23,7 @@ class Repo:
     commit: str = COMMIT
     gated: bool = False
     private: bool = False
+    card: dict[str, str] = field(default_factory=dict)
     earlier: dict[str, dict[str, bytes]] = field(default_factory=dict)
     """Files of earlier commits."""
 
@@ -95,7 +98,7 @@ class Handler(BaseHTTPRequestHandler):
         if what == "tree":
             return self.json(tree(files, "/".join(rest[2:]), commit))
         info = {"id": f"{org}/{name}", "sha": commit, "siblings": [{"rfilename": file} for file in files]}
-        return self.json(info | {"private": repo.private, "gated": repo.gated, "tags": [], "downloads": 0})
+        return self.json(info | {"private": repo.private, "gated": repo.gated, "tags": [], "cardData": repo.card})
 
     do_HEAD = do_GET
 
@@ -120,10 +123,13 @@ class Handler(BaseHTTPRequestHandler):
             return self.json({"error": "Invalid username or password."}, 401)
         if path == "api/repos/create":
             return self.create(json.loads(body))
+        if path == "api/validate-yaml":
+            yaml.safe_load(json.loads(body)["content"].split("---")[1])
+            return self.json({"errors": [], "warnings": []})
         id, _, rest = path.removeprefix("api/models/").partition("/preupload/")
         if rest:
             asked = json.loads(body)["files"]
-            large = {file["path"]: file["size"] > 100 or file["path"].endswith(".safetensors") for file in asked}
+            large = {file["path"]: file["path"].endswith((".safetensors", ".png")) for file in asked}
             return self.json({"files": [{"path": path, "uploadMode": "lfs" if lfs else "regular", "shouldIgnore": False}
                                         for path, lfs in large.items()]})  # fmt: skip
         if path.endswith("info/lfs/objects/batch"):
