@@ -23,12 +23,11 @@ from agentgrpo.commands import failed
 from agentgrpo.flags import described_parser
 from agentgrpo.hub import HUB_ID, first_line, go_offline, online, user_forbids
 from agentgrpo.json_text import parse_json
-from agentgrpo.model_kinds import ADAPTER_FILE
 from agentgrpo.printed_commands import agentgrpo_command, program_command
 from sql_agent.commands.report import write_page
 from sql_agent.report.card import CARD, CURVE, NAME, REPO, is_edited, license_of, read_card, render_card, write_card
 from sql_agent.report.public import base_of, hub_id, public_name
-from sql_agent.report.reading import Run, read_run, with_start
+from sql_agent.report.reading import ADAPTER_CONFIG, Run, read_run, with_start
 
 WEIGHTS = ("*.safetensors",)
 FILES = (
@@ -174,7 +173,7 @@ def notes(run: Run) -> Iterator[str]:
     if run.state == "running":
         yield f"note: the run goes on; this is its model after step {run.step} or before"
     base = base_of(run)
-    if run.model and (run.model / ADAPTER_FILE).is_file() and hub_id(base) is None:
+    if run.model and (run.model / ADAPTER_CONFIG).is_file() and hub_id(base) is None:
         merge = agentgrpo_command("merge", "--adapter", run.model, "--output", "MERGED")
         yield (
             f"note: the adapter's base is {public_name(base)}, a folder of this machine, and nobody else can load the "

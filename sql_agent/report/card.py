@@ -16,20 +16,19 @@ import yaml
 
 from agentgrpo.hub_address import HubRows
 from agentgrpo.json_text import parse_json
-from agentgrpo.model_kinds import ADAPTER_FILE
 from agentgrpo.outputs import written
 from agentgrpo.printed_commands import agentgrpo_command
 from agentgrpo.run_folder import flat
-from sql_agent.names import label
-from sql_agent.report.page import environment_of
 from sql_agent.report.public import base_of, command_of, hub_id, public_name, shown_base
-from sql_agent.report.reading import Run
+from sql_agent.report.reading import ADAPTER_CONFIG, Run
 from sql_agent.serve_commands import serve_command
 
 CARD, CURVE = "model_card.md", "curve.png"
 NAME = "MODEL_NAME"
 REPO = f"ORG/{NAME}"
 """What a card calls its repository until it is pushed."""
+RECORDS = {"reward train": "reward_model.json"}
+"""Records of a finished model that are not named after its command."""
 _MARK = "<!-- agentgrpo report writes this card anew until you edit it: "
 # Settings that are a part of the recipe, by the last part of their names.
 _KEY = (
@@ -92,9 +91,13 @@ def render_card(run: Run, license: str | None = None) -> str:
         license=license or license_of(base),
         library_name="peft" if adapter else "transformers",
         pipeline_tag="text-classification" if kind == "reward-train" else "text-generation",
-        tags=["agentgrpo", {"train": "grpo", "local": "grpo"}.get(kind, kind), *_sql_tags(run)],
-        model_name=NAME,
-        eval_results=_results(run),
+        tags=[
+            "agentgrpo",
+            {"train": "grpo", "local": "grpo", "reward-train": "reward-model"}.get(kind, kind),
+            *_sql_tags(run),
+        ],
+        model_name=NAME if (results := _results(run)) else None,
+        eval_results=results,
     )
     parts = [f"---\n{data.to_yaml()}\n---", f"# {NAME}", _opening(run, adapter=adapter)]
     for title, text in (
@@ -118,21 +121,21 @@ def license_of(base: str) -> str | None:
 
 
 def _is_adapter(run: Run) -> bool:
-    return run.model is not None and (run.model / ADAPTER_FILE).is_file()
+    return run.model is not None and (run.model / ADAPTER_CONFIG).is_file()
 
 
 def _sql_tags(run: Run) -> list[str]:
-    return ["text-to-sql"] if environment_of(run) in ("text2sql", "dbbench") and run.kind != "reward train" else []
+    return ["text-to-sql"] if _trained_on(run).get("env") in ("text2sql", "dbbench") else []
 
 
 def _opening(run: Run, *, adapter: bool) -> str:
     what = "A LoRA adapter" if adapter else "A model"
-    trained = f"{what} that `agentgrpo {run.kind}` trained from {shown_base(run)}"
+    said = [f"{what} that `agentgrpo {run.kind}` trained from {shown_base(run)}."]
     if run.kind == "reward train":
-        return f"{trained}. It gives a conversation a score."
-    env = environment_of(run)
-    plays = _PLAYS.get(env, f"plays the environment {public_name(label(env))}")
-    return f"{trained}. It {plays}. This card was written from the files of the run."
+        said.append("It gives a conversation a score.")
+    elif env := _trained_on(run).get("env"):  # the environment that it was last trained in
+        said.append(f"It {_PLAYS.get(env, 'plays the environment ' + env.rpartition(':')[2])}.")
+    return " ".join([*said, "This card was written from the files of the run."])
 
 
 def _results(run: Run) -> list[Any] | None:
@@ -142,11 +145,11 @@ def _results(run: Run) -> list[Any] | None:
     if not points:
         return None
     rows = next((HubRows.parse(each) for each in run.facts.get("hub_rows", ())), None)
-    name = _tasks(run).get("held_out_tasks") or _tasks(run).get("tasks") or environment_of(run)
+    name = _tasks(run).get("held_out_tasks") or _tasks(run).get("tasks") or "tasks of the run"
     return [
         EvalResult(
             task_type="text-generation",
-            dataset_type=rows.id if rows else environment_of(run),
+            dataset_type=rows.id if rows else _trained_on(run).get("env", "tasks").rpartition(":")[2],
             dataset_name=f"{points[-1].judged} held-out tasks ({name})",
             dataset_revision=rows.revision if rows else None,
             metric_type="accuracy",
@@ -165,27 +168,36 @@ def _results_text(run: Run) -> str:
     return "\n\n".join([*lines, f"![curve of the run]({CURVE})"])
 
 
+def _trained_on(run: Run) -> dict[str, Any]:
+    return _read(run, "trained_on.json")
+
+
 def _tasks(run: Run) -> dict[str, Any]:
-    """The last training of the model's trained_on.json; {} if there is none."""
+    """The last training that the model's trained_on.json names; {} if there is none."""
+    return (_trained_on(run).get("sources") or [{}])[-1]
+
+
+def _read(run: Run, name: str) -> dict[str, Any]:
     try:
         assert run.model is not None
-        return parse_json((run.model / "trained_on.json").read_text())["sources"][-1]
-    except (OSError, ValueError, KeyError, IndexError):
+        found = parse_json((run.model / name).read_text())
+    except (OSError, ValueError):
         return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _data(run: Run) -> list[tuple[str, object]]:
-    tasks, given = _tasks(run), flat(run.settings)
-    pairs = {name.removeprefix("dataset."): value for name, value in given.items() if name.startswith("dataset.")}
+    tasks, given, record = _tasks(run), flat(run.settings), _read(run, RECORDS.get(run.kind, f"{run.kind}.json"))
+    data = record.get("data") or record.get("dataset") or {}
     database = given.get("env.database") or given.get("database")
     rows = [
-        ("tasks", tasks.get("tasks") or (public_name(str(pairs["path"])) if "path" in pairs else None)),
-        ("to train on", tasks.get("learnt", pairs.get("train_pairs"))),
-        ("held out", tasks.get("held_out", pairs.get("held_out_pairs"))),
+        ("tasks", tasks.get("tasks") or (public_name(data["path"]) if "path" in data else None)),
+        ("to train on", tasks.get("learnt", data.get("train_pairs"))),
+        ("held out", tasks.get("held_out", data.get("held_out_pairs"))),
         ("held-out tasks in", tasks.get("held_out_tasks")),
         ("database", _database_kind(str(database)) if database else None),
-        ("rows on the hub", ", ".join(run.facts.get("hub_rows", ()))),
-        ("sha256", next((value for name, value in given.items() if name in ("data.sha256", "dataset.sha256")), None)),
+        ("sha256 of the file" if "path" in data else "sha256 of the tokens", data.get("sha256")),
+        ("fingerprint of each task", "in trained_on.json" if _trained_on(run).get("learnt") else None),
     ]
     return [(name, value) for name, value in rows if value not in (None, "")]
 

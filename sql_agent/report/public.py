@@ -6,13 +6,11 @@ import re
 import shlex
 from pathlib import Path
 
-from agentgrpo.hub import may_be_id
 from agentgrpo.hub_address import HubRows, hub_address, is_hub_rows
 from agentgrpo.json_text import parse_json
-from agentgrpo.model_kinds import ADAPTER_FILE
 from agentgrpo.passwords import masked
 from sql_agent.report.page import model_name
-from sql_agent.report.reading import Run
+from sql_agent.report.reading import ADAPTER_CONFIG, Run
 
 _CACHED = re.compile(r"models--([\w.-]+?)--([\w.-]+)/snapshots/")
 # An address, alone or as the value of a flag or setting; one of rows on the hub is shown.
@@ -36,13 +34,15 @@ def base_of(run: Run) -> str:
     """What the model was trained from, without the adapter: an id on the hub, or a path of this machine."""
     try:
         assert run.model is not None
-        return str(parse_json((run.model / ADAPTER_FILE).read_text())["base_model_name_or_path"])
+        return str(parse_json((run.model / ADAPTER_CONFIG).read_text())["base_model_name_or_path"])
     except (OSError, ValueError, KeyError):
         return str(model_name(run) or "unknown")
 
 
 def hub_id(model: str) -> str | None:
     """The id of a model that the hub has; None for a folder of this machine."""
+    from agentgrpo.hub import may_be_id
+
     found = _CACHED.search(model)
     if found:
         return f"{found[1]}/{found[2]}"

@@ -204,6 +204,7 @@ COMMANDS = {
     "evaluate": ["--base-url", "http://127.0.0.1:9/v1", "--model", "m", "--tasks", NOWHERE],
     "interactive": ["--model", "MODEL", "--env", "text2sql", "--database", "DB", "--tasks", NOWHERE],
     "doctor": ["--database", "DB", "--train-file", NOWHERE],
+    "check-env": ["examples/own_environment/orders.py:Orders", "--tasks", NOWHERE],
     "reward convert": ["--input", NOWHERE, "--output", "OUT"],
     "reward train": ["--model", "MODEL", "--dataset-name", NOWHERE, "--output-dir", "OUT"],
     "reward evaluate": ["--model", "MODEL", "--data", NOWHERE],
