@@ -62,7 +62,7 @@ def run(tmp_path):
         for task in range(8)
     ]
     (folder / "trajectories.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    database = "mysql://me:passw0rd@db.example.org:3306/shop"
+    database = "mysql://me:passw0rd@db.example.org:3306/shop?key=0f1e2d"
     settings = {"model": {"model_path": str(base)}, "database": database, "group_size": 4, "learning_rate": 1e-3}
     argv = ["agentgrpo local", "--model", str(base), f"--database={database}", "--train-file"]
     argv += [f"{folder.parent}/questions.json", "--reward", f"{folder.parent}/reward.py:short=0.5"]
@@ -97,8 +97,8 @@ def test_report_writes_a_card_from_the_run_and_nothing_of_the_machine(run, tmp_p
         "Success was measured on 8 held-out tasks of the data above, and on nothing else.",
     ):  # fmt: skip
         assert said in card, said
-    for hidden in (str(tmp_path), "secret-folder", "passw0rd", "db.example.org", "a row of the user's", "bin/"):
-        assert hidden not in card
+    hidden = (str(tmp_path), "secret-folder", "passw0rd", "db.example.org", "0f1e2d", "a row of the user's", "bin/")
+    assert [text for text in hidden if text in card] == []
 
 
 def test_the_model_goes_to_a_private_repository_with_its_card_and_without_this_machine(run, tmp_path):
