@@ -51,6 +51,13 @@ def go_offline() -> None:
         _set_here = True
 
 
+def user_forbids() -> bool:
+    """Whether the user set HF_HUB_OFFLINE, so that nothing may be fetched."""
+    from huggingface_hub import constants
+
+    return constants.is_offline_mode() and not _set_here
+
+
 def model_folder(
     name: str | Path, *, fetch: bool = True, say: Callable[[str], None] | None = None, otherwise: str = MAKE
 ) -> Path:
@@ -90,16 +97,16 @@ def model_folder(
         )
     if not fetch:
         raise ModelNotFoundError(f"{nowhere}; fetch it with `{download}`{meant}")
-    if constants.is_offline_mode() and not _set_here:
+    if user_forbids():
         raise ModelNotFoundError(f"{nowhere}, and HF_HUB_OFFLINE forbids to fetch it; unset that, {by_hand}{meant}")
-    (say or _say)(f"{nowhere}: fetching it from {constants.ENDPOINT}")
+    (say or print_error)(f"{nowhere}: fetching it from {constants.ENDPOINT}")
     try:
         return _fetch(id)
     except ModelNotFoundError as error:
         raise ModelNotFoundError(f"{nowhere}, {error}, or {otherwise}{meant}") from None
     except (OSError, httpx.HTTPError) as error:
         cause = error.__cause__ or error
-        failed = f"it could not be fetched from {constants.ENDPOINT} ({type(cause).__name__}: {_first_line(cause)})"
+        failed = f"it could not be fetched from {constants.ENDPOINT} ({type(cause).__name__}: {first_line(cause)})"
         raise ModelNotFoundError(f"{nowhere}, and {failed}; look at the network, {by_hand}{meant}") from None
 
 
@@ -150,7 +157,7 @@ def _fetch(id: str) -> Path:
 
     log_in = f"`{program_command('hf', 'auth', 'login')}`"
     try:
-        with _online():
+        with online():
             there = [file.rfilename for file in HfApi().model_info(id).siblings or ()]
             weights = next((kind for kind in WEIGHTS if any(fnmatch(file, kind) for file in there)), None)
             if weights is None:
@@ -166,7 +173,7 @@ def _fetch(id: str) -> Path:
 
 
 @contextmanager
-def _online() -> Iterator[None]:
+def online() -> Iterator[None]:
     # huggingface_hub reads this constant before each request.
     from huggingface_hub import constants
 
@@ -177,9 +184,9 @@ def _online() -> Iterator[None]:
         constants.HF_HUB_OFFLINE = before
 
 
-def _say(line: str) -> None:
+def print_error(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
     return str(error).strip().split("\n")[0][:200]

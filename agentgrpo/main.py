@@ -32,6 +32,7 @@ COMMANDS = {
     "evaluate": ("sql_agent.evaluate", "success of any OpenAI-compatible endpoint on tasks"),
     "interactive": ("sql_agent.commands.interactive", "a conversation with a trained agent"),
     "report": ("sql_agent.commands.report", "one page about a run: curves, questions before and after, rollouts"),
+    "push": ("sql_agent.commands.push", "uploads a run's model with its card to the Hugging Face hub"),
     "doctor": ("sql_agent.commands.doctor", "what is there, what is missing, whether a run can start"),
     "check-env": ("sql_agent.commands.check_env", "plays an environment of your own without a model"),
     "merge": ("sql_agent.commands.merge", "whole weights from an adapter or from a checkpoint's shards"),

@@ -16,12 +16,14 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from agentgrpo.checks import UsageError
+from agentgrpo.hub_address import hub_addresses
 from agentgrpo.json_text import parse_json
 from agentgrpo.machine import git_commit
 from agentgrpo.outputs import check_output, failures_of_the_disk, written
@@ -32,6 +34,8 @@ from agentgrpo.signed_checkpoints import user_key
 logger = logging.getLogger(__name__)
 
 LOCK, START, SETTINGS, METRICS = ".lock", "run.json", "config.yaml", "metrics.jsonl"
+HUB_ROWS = "hub_rows"
+"""What run.json calls the addresses of rows on the hub."""
 
 # The lock -------------------------------------------------------------------------------------------------------------
 
@@ -159,7 +163,15 @@ def start_of(kind: str, **facts: Any) -> dict[str, Any]:
         facts: what only this kind of run has, such as its device, or `steps`, the train step at which it is finished.
     """
     now = {"commit": git_commit() or "unknown", "argv": sys.argv, "started_at": time.time()}
-    return {"kind": kind, **now, **facts}
+    return {"kind": kind, **now, "versions": _versions(), **facts}
+
+
+def _versions() -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name in ("torch", "transformers", "peft", "trl", "vllm", "verl", "agentlightning"):
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
 
 
 def begin(run_dir: Path, settings: Mapping[str, Any], start: Mapping[str, Any], *, resumed: bool) -> None:
@@ -173,7 +185,13 @@ def begin(run_dir: Path, settings: Mapping[str, Any], start: Mapping[str, Any], 
     """
     with written(run_dir / SETTINGS) as part:
         part.write_text(yaml.safe_dump(dict(settings), sort_keys=False))
-    write_start(run_dir, start, resumed=resumed)
+    fetched = hub_addresses(flat(settings).values())
+    write_start(run_dir, {**start, **({HUB_ROWS: fetched} if fetched else {})}, resumed=resumed)
+
+
+def begun_with(run_dir: Path) -> list[str]:
+    """The rows on the hub that the run in the folder reads, as addresses with their commits."""
+    return read_start(run_dir).get(HUB_ROWS, [])
 
 
 def flat(settings: Mapping[str, Any], before: str = "") -> dict[str, Any]:

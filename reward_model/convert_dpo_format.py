@@ -25,6 +25,7 @@ from agentgrpo.columns import parse_columns
 from agentgrpo.commands import failed
 from agentgrpo.disk_errors import OutputError, format_disk_error
 from agentgrpo.flags import Parser
+from agentgrpo.hub_rows import named_rows
 from agentgrpo.outputs import check_output, written
 from agentgrpo.row_files import NotReadOn
 from reward_model.datatypes import Preference
@@ -139,7 +140,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         epilog="forms: " + "; ".join(f"{name}: {form.needs}" for name, form in FORMS.items()),
     )
     parser.add_argument(
-        "--input", type=Path, required=True, help="the file to read; its kind is detected from its content"
+        "--input", type=named_rows, required=True, help="the file to read; its kind is detected from its content"
     )
     parser.add_argument("--output", type=Path, required=True, help="the .jsonl to write")
     parser.add_argument(

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, TypedDict
 from agentgrpo.chat.messages import Message
 from agentgrpo.commands import failed
 from agentgrpo.flags import Parser
+from agentgrpo.hub_rows import named_rows
 from agentgrpo.outputs import OutputError, check_output, written
 from reward_model.datatypes import Preference, prompt_key
 from reward_model.measures import (
@@ -310,7 +311,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         required=True,
         help="output of agentgrpo reward train or of agentgrpo reward merge, or a model's id on the hub",
     )
-    parser.add_argument("--data", type=Path, required=True, help="held-out preferences, JSONL")
+    parser.add_argument("--data", type=named_rows, required=True, help="held-out preferences, JSONL")
     parser.add_argument("--output", type=Path, metavar="DIR", help="write evaluation.json and evaluation.png there")
     args = parser.parse_args(argv)
     from transformers.utils.logging import disable_progress_bar

@@ -24,13 +24,14 @@ from agentgrpo.chat.tokenizer import load_tokenizer, tokenizer_sha256
 from agentgrpo.checkpoints import checkpoints, how_to_go_on, newest_whole
 from agentgrpo.checks import UsageError, require
 from agentgrpo.hub import model_folder
+from agentgrpo.hub_rows import local_rows
 from agentgrpo.json_text import JsonObject, parse_json
 from agentgrpo.machine import git_commit
 from agentgrpo.micro_batches import micro_batch_tokens
 from agentgrpo.outputs import OutputError, failures_of_the_disk
 from agentgrpo.pair_training import PairLog, PairMicroBatches
 from agentgrpo.processes import ends_in_order
-from agentgrpo.run_folder import claim
+from agentgrpo.run_folder import begun_with, claim
 from agentgrpo.training_run import check_same_run, library_versions, publish, remove_torn, write_record
 from agentgrpo.weights import weights_sha256
 from reward_model.arguments import OUTPUT, DataArguments, ModelArguments, TrainingArguments, settings_record
@@ -61,7 +62,10 @@ def _train(data: DataArguments, args: TrainingArguments, model: ModelArguments, 
     check_base(base)
     args.suit(num_parameters(base))
 
-    path = Path(data.dataset_name)
+    begun = begun_with(output)
+    path = local_rows(data.dataset_name, begun, say)
+    data.dataset_name = str(path)
+    data.eval_dataset_name = data.eval_dataset_name and str(local_rows(data.eval_dataset_name, begun, say))
     rows = read_preferences(path)
     if data.eval_dataset_name:
         train_rows, held_out_rows = rows, read_preferences(Path(data.eval_dataset_name))

@@ -21,6 +21,7 @@ from pydantic import ValidationError
 from agentgrpo.chat.conversations import RowError, normalize_tool_call_ids
 from agentgrpo.commands import failed
 from agentgrpo.flags import Parser
+from agentgrpo.hub_rows import named_rows
 from reward_model.datatypes import Preference
 from reward_model.measures import PairSummary
 from reward_model.preferences import PreferenceFileError, describe_row_faults, numbered_lines
@@ -88,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser(
         prog="agentgrpo reward validate", description="Check converted files; exit status 1 when one is wrong."
     )
-    parser.add_argument("files", type=Path, nargs="+", metavar="FILE")
+    parser.add_argument("files", type=named_rows, nargs="+", metavar="FILE")
     args = parser.parse_args(argv)
     wrong = 0
     for path in args.files:

@@ -16,6 +16,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from agentgrpo.hub import ModelError, model_folder
+from agentgrpo.hub_address import shown_name
 from agentgrpo.json_text import parse_json
 from agentgrpo.model_kinds import ADAPTER_FILE
 from agentgrpo.outputs import written
@@ -149,10 +150,10 @@ def source_of(command: str, data: DataConfig, learnt: Sequence[Any], held_out: S
     """Describe the tasks of a training in words; the folder of a file is left out, because models are passed on."""
     return TaskSource(
         command=command,
-        tasks=data.train_file.name if data.train_file else GENERATED,
+        tasks=shown_name(data.train_file) if data.train_file else GENERATED,
         learnt=len(learnt),
         held_out=len(held_out),
-        held_out_tasks=data.val_file.name if data.val_file else None,
+        held_out_tasks=shown_name(data.val_file) if data.val_file else None,
     )
 
 

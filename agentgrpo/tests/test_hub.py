@@ -1,24 +1,19 @@
 """`agentgrpo.hub`: a name is a folder, a model in the cache, or one that is fetched because it was named.
 
-The hub is a server on loopback that answers as huggingface.co does to the few requests that a download makes; the cache
-is a folder in the hub's own layout.
+The hub is `loopback_hub`; the cache is a folder in the hub's own layout.
 """
 
-import hashlib
 import json
 import os
 import subprocess
 import sys
-import threading
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from agentgrpo.hub import may_be_id
 from agentgrpo.printed_commands import program_command
+from agentgrpo.tests.loopback_hub import COMMIT, Repo, loopback_hub
 
 ROOT = Path(__file__).parents[2]
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
 WHOLE = {
     "config.json": b'{"architectures": ["Qwen3ForCausalLM"]}',
     "tokenizer.json": b"{}",
@@ -29,53 +24,6 @@ LARGE = {
     "checkpoint-1/model.safetensors": b"older",
     "model.gguf": b"for another server",
 }
-
-
-@contextmanager
-def hub(models: dict[str, dict[str, bytes]], gated: tuple[str, ...] = ()):
-    """Serves the models, by id and file; yields its address and the paths that were asked for."""
-    asked: list[str] = []
-
-    class Hub(BaseHTTPRequestHandler):
-        def do_GET(self):
-            path = self.path.split("?")[0].strip("/")
-            asked.append(path)
-            id = "/".join(path.removeprefix("api/models/").split("/")[:2])
-            if id in gated or id not in models:
-                code = "GatedRepo" if id in gated else "RepoNotFound"
-                return self.answer(b"{}", 403 if id in gated else 404, {"X-Error-Code": code})
-            files = models[id]
-            if "/resolve/" in path:
-                content = files[path.split(f"/resolve/{COMMIT}/")[1]]
-                etag = hashlib.sha1(content).hexdigest()
-                return self.answer(content, 200, {"ETag": f'"{etag}"', "X-Repo-Commit": COMMIT})
-            if "/tree/" in path:
-                tree = [{"type": "file", "path": name, "size": len(file), "oid": hashlib.sha1(file).hexdigest()}
-                        for name, file in files.items()]  # fmt: skip
-                return self.answer(json.dumps(tree).encode())
-            info = {"id": id, "sha": COMMIT, "siblings": [{"rfilename": name} for name in files]}
-            return self.answer(json.dumps(info).encode())
-
-        do_HEAD = do_GET
-
-        def answer(self, content, status=200, headers=()):
-            self.send_response(status)
-            for name, value in {**dict(headers), "Content-Length": len(content)}.items():
-                self.send_header(name, str(value))
-            self.end_headers()
-            if self.command == "GET":
-                self.wfile.write(content)
-
-        def log_message(self, *_):
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}", asked
-    finally:
-        server.shutdown()
-        server.server_close()
 
 
 NOBODY = "http://127.0.0.1:9"  # the discard port: nothing listens there
@@ -123,28 +71,28 @@ def test_a_folder_is_itself(tmp_path):
 
 def test_a_model_in_the_cache_is_taken_without_a_word_and_without_the_hub(tmp_path):
     snapshot = cached(tmp_path, "org/small", WHOLE)
-    with hub({"org/small": WHOLE}) as (address, asked):
-        assert find("org/small", tmp_path, address) == (str(snapshot), "")
-    assert asked == []
+    with loopback_hub(models={"org/small": WHOLE}) as hub:
+        assert find("org/small", tmp_path, hub.address) == (str(snapshot), "")
+    assert hub.asked == []
 
 
 def test_a_model_that_is_named_and_not_in_the_cache_is_fetched_once(tmp_path):
-    with hub({"org/small": WHOLE | LARGE}) as (address, asked):
-        folder, said = find("org/small", tmp_path, address)
-        assert f"fetching it from {address}" in said
+    with loopback_hub(models={"org/small": WHOLE | LARGE}) as hub:
+        folder, said = find("org/small", tmp_path, hub.address)
+        assert f"fetching it from {hub.address}" in said
         assert {path.name: path.read_bytes() for path in Path(folder).iterdir()} == WHOLE  # none of what is below it
         offline = "(model_folder({name!r}), __import__('huggingface_hub').is_offline_mode())[1]"
-        assert find("org/small", tmp_path / "anew", address, call=offline)[0] == "True"  # for all else
-        before = len(asked)
-        assert find("org/small", tmp_path, address) == (folder, "")
-        assert len(asked) == before
+        assert find("org/small", tmp_path / "anew", hub.address, call=offline)[0] == "True"  # for all else
+        before = len(hub.asked)
+        assert find("org/small", tmp_path, hub.address) == (folder, "")
+        assert len(hub.asked) == before
 
 
 def test_older_weights_are_fetched_where_there_are_no_others(tmp_path):
     older = {name: content for name, content in WHOLE.items() if name != "model.safetensors"}
     older["pytorch_model.bin"] = b"weights"
-    with hub({"org/old": older}) as (address, _):
-        folder, _said = find("org/old", tmp_path, address)
+    with loopback_hub(models={"org/old": older}) as hub:
+        folder, _said = find("org/old", tmp_path, hub.address)
         assert {path.name for path in Path(folder).iterdir()} == set(older)
 
 
@@ -155,9 +103,11 @@ def test_a_model_that_is_not_whole_in_the_cache_is_fetched(tmp_path):
         torn[f"org/{lacking}"] = {name: content for name, content in WHOLE.items() if name != lacking}
     for id, files in torn.items():
         cached(tmp_path, id, files)
-    with hub(dict.fromkeys(torn, WHOLE)) as (address, _):
-        found = find_each(torn, tmp_path, address)
-    assert {id: f"fetching it from {address}" in said for id, (_, said) in found.items()} == dict.fromkeys(torn, True)
+    with loopback_hub(models=dict.fromkeys(torn, WHOLE)) as hub:
+        found = find_each(torn, tmp_path, hub.address)
+    assert {id: f"fetching it from {hub.address}" in said for id, (_, said) in found.items()} == dict.fromkeys(
+        torn, True
+    )
 
 
 def test_an_adapter_needs_no_tokenizer_and_no_config(tmp_path):
@@ -167,13 +117,13 @@ def test_an_adapter_needs_no_tokenizer_and_no_config(tmp_path):
 
 
 def test_nothing_is_fetched_that_the_user_did_not_name_or_did_forbid(tmp_path):
-    with hub({"org/small": WHOLE}) as (address, asked):
-        said = find("org/small", tmp_path, address, HF_HUB_OFFLINE="1")[1]
+    with loopback_hub(models={"org/small": WHOLE}) as hub:
+        said = find("org/small", tmp_path, hub.address, HF_HUB_OFFLINE="1")[1]
         assert "org/small is no folder, and no model of that name is whole in the Hugging Face cache" in said
         assert "HF_HUB_OFFLINE forbids to fetch it; unset that" in said
-        said = find("org/small", tmp_path, address, call="model_folder({name!r}, fetch=False)")[1]
+        said = find("org/small", tmp_path, hub.address, call="model_folder({name!r}, fetch=False)")[1]
         assert said.endswith(f"; fetch it with `{program_command('hf', 'download', 'org/small')}`")
-    assert asked == []
+    assert hub.asked == []
 
 
 NOWHERE = {
@@ -186,8 +136,8 @@ NOWHERE = {
 
 
 def test_a_name_that_leads_nowhere_comes_with_what_to_do(tmp_path):
-    with hub({"org/bare": {"config.json": b"{}"}}, gated=("org/closed",)) as (address, _):
-        found = find_each(NOWHERE, tmp_path, address)
+    with loopback_hub(models={"org/bare": {"config.json": b"{}"}, "org/closed": Repo(WHOLE, gated=True)}) as hub:
+        found = find_each(NOWHERE, tmp_path, hub.address)
     told = {
         name: (folder, NOWHERE[name] in said, said.count("agentgrpo tiny-policy"))
         for name, (folder, said) in found.items()

@@ -21,6 +21,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from agentgrpo.flags import Parser
+from agentgrpo.hub_rows import named_rows
 from dbbench_adapter.splits import draw_by_kind
 from sql_agent.environments.base import Environment, EpisodeLostError, make_environment, with_observation
 from sql_agent.environments.rows import short
@@ -108,7 +109,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--tasks",
         "--train-file",
         "--val-file",
-        type=Path,
+        type=named_rows,
         help="rows for the environment, JSONL or parquet; registered ones make their own",
     )
     parser.add_argument(

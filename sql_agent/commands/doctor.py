@@ -13,6 +13,7 @@ from pathlib import Path
 
 from agentgrpo.checks import Finding, Problem, examine, show
 from agentgrpo.flags import Parser
+from agentgrpo.hub_rows import named_rows
 from agentgrpo.machine import port_number
 from agentgrpo.outputs import named_path
 from dbbench_adapter.engines import named_database
@@ -54,9 +55,9 @@ def main(argv: list[str] | None = None) -> int:
         "--agent", metavar="FILE.py:NAME", help="your own agent, as in training; --train-file has its rows"
     )
     parser.add_argument(
-        "--train-file", "--tasks", type=named_path, help="tasks to train on; with --database their references are run"
+        "--train-file", "--tasks", type=named_rows, help="tasks to train on; with --database their references are run"
     )
-    parser.add_argument("--val-file", type=named_path, help="held-out tasks, likewise")
+    parser.add_argument("--val-file", type=named_rows, help="held-out tasks, likewise")
     parser.add_argument(
         "--columns", metavar="question=COLUMN,...", help="with --database: your names of the columns, as in training"
     )

@@ -1,6 +1,7 @@
 """Shows what a run of any training command achieved: `agentgrpo report RUN_DIR`; `RUN_DIR RUN_DIR` compares two.
 
-It writes report.html, one page that needs no network, and curve.png into the run's folder, and prints where things are.
+It writes report.html, one page that needs no network, curve.png and model_card.md, which `agentgrpo push` uploads, into
+the run's folder, and prints where things are.
 With --follow it writes the page again after each step until the run ends. Of two runs it writes compared.html into the
 second one's folder.
 """
@@ -17,6 +18,7 @@ from agentgrpo.flags import Parser
 from agentgrpo.outputs import written
 from agentgrpo.run_folder import METRICS, is_running
 from sql_agent.report import compare
+from sql_agent.report.card import CARD, is_edited, write_card
 from sql_agent.report.compare import Pair
 from sql_agent.report.figures import series
 from sql_agent.report.page import next_commands, render_page
@@ -47,6 +49,8 @@ def summarize_run(run: Run) -> dict[str, str]:
     written = {name: run.folder / file for name, file in FILES if (run.folder / file).exists()}
     lines |= {"report": str(run.report)} | {name: str(file) for name, file in written.items()}
     lines["curve"] = str(run.folder / "curve.png")
+    if (card := run.folder / CARD).is_file():
+        lines["card"] = f"{card}{' (edited by you, so it stays as it is)' if is_edited(run) else ''}"
     return lines | next_commands(run)
 
 
@@ -132,6 +136,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     write_page(run)
+    write_card(run)
     print_lines(summarize_run(run))
     return 0
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentgrpo.checkpoints import CHECKPOINTS
+from agentgrpo.hub_address import shown_name
 from agentgrpo.machine import sampling_dtype
 from agentgrpo.model_kinds import count_weights
 from agentgrpo.outputs import failures_of_the_disk
@@ -101,7 +102,11 @@ def train_dpo(run: DpoRun, say: Say = print) -> None:
     model = load_trainable(start.model, start.base, all_weights=start.trains_all_weights, device=start.device)
     trainer = make_trainer(model, start.tokenizer, run.pairs, run.held_out, cfg, lora=start.lora, record=run.record)
     source = TaskSource(
-        command="agentgrpo dpo", tasks=cfg.dataset.name, learnt=len(run.pairs), held_out=len(run.held_out), listed=False
+        command="agentgrpo dpo",
+        tasks=shown_name(cfg.dataset),
+        learnt=len(run.pairs),
+        held_out=len(run.held_out),
+        listed=False,
     )
     trained_on = trained_further(read_trained_on(cfg.model_path), source)
     checkpoint = str(start.checkpoint) if start.checkpoint else None

@@ -202,7 +202,8 @@ class Run:
         return self.folder / "report.html"
 
 
-MODEL_CONFIGS = ("adapter_config.json", "config.json")
+ADAPTER_CONFIG = "adapter_config.json"
+MODEL_CONFIGS = (ADAPTER_CONFIG, "config.json")
 
 
 def read_run(folder: Path | str) -> Run:

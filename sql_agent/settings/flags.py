@@ -14,8 +14,11 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from agentgrpo.flags import DEVICES, FlagName, Parser, dashed
+from agentgrpo.hub_rows import with_local_rows
 from agentgrpo.outputs import named_path
 from agentgrpo.passwords import masked
+from agentgrpo.row_files import RowFileError
+from agentgrpo.run_folder import begun_with
 from agentgrpo.settings import earlier_names
 from dbbench_adapter.engines import DatabaseSpec, named_database
 from sql_agent.settings.train import TrainConfig
@@ -132,7 +135,10 @@ def read_flags(parser: Parser, config: type[Config], args: argparse.Namespace) -
                 tree = tree.setdefault(name, {})
             tree[flag.place[-1]] = value
     try:
-        return config.model_validate(given)
+        cfg: Any = config.model_validate(given)
+        return with_local_rows(cfg, begun_with(cfg.run_dir) if getattr(args, "resume", False) else ())
+    except RowFileError as error:
+        parser.error(str(error))
     except ValidationError as error:
         spellings = {flag.place: str(flag) for flag in flags_of(config)}
         said = "; ".join(_describe_fault(fault, spellings) for fault in error.errors())

@@ -104,7 +104,8 @@ UNKNOWN_PROMPT_TOKENS = 1024
 class TaskFiles(Settings):
     train_file: Annotated[Path | None, FlagName("train-file")] = None
     """Tasks to train on, in the form that the environment reads: for dbbench AgentBench JSONL, LifelongAgentBench
-    entry_dict.json or generated JSONL. None: generated, if the environment makes tasks."""
+    entry_dict.json or generated JSONL; or rows on the hub, hf://ORG/SET:SPLIT. None: generated, if the environment
+    makes tasks."""
     val_file: Annotated[Path | None, FlagName("val-file")] = None
     """Held-out tasks. None: split off `train_file`, or generated with words and tables that training never uses."""
     held_out_fraction: float = Field(default=0.2, ge=0, lt=1)

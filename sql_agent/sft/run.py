@@ -20,6 +20,7 @@ from agentgrpo.chat.template import ChatTemplate
 from agentgrpo.checkpoints import CHECKPOINTS, MANIFEST
 from agentgrpo.checks import UsageError
 from agentgrpo.flags import dashed
+from agentgrpo.hub_address import shown_name
 from agentgrpo.micro_batches import ON_CPU_SHARED, pass_for_rows, short_pass
 from agentgrpo.model_kinds import count_weights
 from agentgrpo.outputs import failures_of_the_disk
@@ -231,7 +232,7 @@ def demonstrations(cfg: SftConfig, fit: Fit) -> Demonstrations:
     if cfg.source == "file":
         found = read_messages(Path(cfg.data_name), cfg.num_tasks, cfg.columns)
         rows = TaskSource(
-            command=COMMAND, tasks=Path(cfg.data_name).name, learnt=len(found.kept), held_out=0, listed=False
+            command=COMMAND, tasks=shown_name(Path(cfg.data_name)), learnt=len(found.kept), held_out=0, listed=False
         )
         found.trained_on = trained_further(read_trained_on(cfg.model_path), rows)
         return found

@@ -7,8 +7,10 @@ import json
 
 from agentgrpo.checks import UsageError
 from agentgrpo.flags import Parser
+from agentgrpo.hub_rows import with_local_rows
 from agentgrpo.outputs import named_path
 from agentgrpo.printed_commands import shipped_settings
+from agentgrpo.run_folder import begun_with
 from agentgrpo.settings import earlier_settings, names_of, verl_keys
 from sql_agent.names import PRESETS, weights_of
 from sql_agent.settings.flags import add_flags, flags_of
@@ -92,4 +94,4 @@ def resolve(args: argparse.Namespace) -> TrainConfig:
     cfg = load_config(args.config, flags + args.overrides)
     if args.lora and not cfg.lora.rank:
         raise UsageError("--lora and lora.rank=0 contradict each other: 0 trains all weights; leave one of them out")
-    return cfg
+    return with_local_rows(cfg, begun_with(cfg.run_dir) if cfg.trainer.resume != "never" else ())
