@@ -2,6 +2,7 @@
 #
 #   docker build --tag agentgrpo .
 #   docker build --build-arg DEVICE=gpu --tag agentgrpo:gpu .
+#   mkdir -p work
 #   docker run --rm -it --shm-size 8g --volume "$PWD/work:/work" agentgrpo demo
 #
 # DEVICE=gpu takes the pins of requirements-gpu.txt (CUDA); add `--gpus all` to docker run.

@@ -24,6 +24,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the run (default 0)")
     parser.add_argument("--run-dir", type=Path, default=Path("runs/demo-shop"), help="folder (default runs/demo-shop)")
     args = parser.parse_args(argv)
+    if args.minutes <= 0:
+        parser.error(f"--minutes is {args.minutes:g}, expected more than 0")
     if code := pretrained_policy.main([]):
         return code
     SHOP.mkdir(parents=True, exist_ok=True)

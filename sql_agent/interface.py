@@ -95,7 +95,7 @@ def command_words(flags: Mapping[str, Any]) -> Iterator[str]:
     """The words that a user would type for these flags (see `command`).
 
     Raises:
-        TypeError: a value is a function or a class, which no command line can hold.
+        TypeError, ValueError: see `code_name`.
     """
     for name, value in flags.items():
         flag = f"--{dashed(name)}"
@@ -106,6 +106,8 @@ def command_words(flags: Mapping[str, Any]) -> Iterator[str]:
         elif isinstance(value, Mapping):
             for key, each in value.items():
                 yield f"{flag}={_code_name(name, key) if is_code(key) else key}={json.dumps(each, default=str)}"
+        elif isinstance(value, list | tuple) and any(map(is_code, value)):
+            yield from (f"{flag}={_code_name(name, each) if is_code(each) else each}" for each in value)
         elif value is not None and value is not False:
             yield f"{flag}={','.join(map(str, value)) if isinstance(value, list | tuple) else value}"
 

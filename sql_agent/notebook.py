@@ -1,19 +1,21 @@
 """Brings a notebook to the commands: the code of its cells as a file, and a curve that grows in a cell's output.
 
 A command runs in another process, so it imports what a cell defined. `module_text` writes the statements that a name
-needs, in the order in which they ran. It leaves out values that no statement made: a cell that failed midway, variables
-set by a magic, what another thread changed.
+needs, in the order in which they ran; of a cell that failed midway all of them. It does not see changes by another name
+(`alias = d; alias[0] = 1`), by a function (`random.shuffle(x)`), or by another thread.
 """
 
 from __future__ import annotations
 
 import ast
+import builtins
+import contextlib
 import hashlib
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from numbers import Number
-from pathlib import Path
+from enum import Enum
+from pathlib import Path, PurePath
 from symtable import SymbolTable, symtable
 from typing import Any
 
@@ -87,16 +89,19 @@ def module_text(name: str, cells: Sequence[str]) -> str:
     known = [*_statements(cells)]
     needed = {index for index, each in enumerate(known) if _always(each.node)}
     open_names = [(name, len(known)), *((used, len(known)) for index in needed for used in known[index].uses)]
-    seen = set[tuple[str, int]]()
+    seen, unknown = set[tuple[str, int]](), set[str]()
     while open_names:
         if (each := open_names.pop()) in seen:
             continue
         seen.add(each)
-        for index in _made_by(*each, known):
+        made = _made_by(*each, known)
+        if not made and each[1] == len(known):
+            unknown.add(each[0])
+        for index in made:
             needed.add(index)
             # a function reads what a name means when it is called, other statements what it meant before them
             open_names += [(used, end) for used in known[index].uses for end in (index, len(known))]
-    _check_runs_alone(name, [known[index] for index in sorted(needed)])
+    _check_runs_alone(name, [known[index] for index in sorted(needed)], unknown)
     text = [known[index].text for index in sorted(needed)]
     future = [line for line in text if line.startswith("from __future__")]
     rest = [line for line in text if line not in future]
@@ -106,11 +111,12 @@ def module_text(name: str, cells: Sequence[str]) -> str:
 def _made_by(name: str, before: int, known: Sequence[Statement]) -> list[int]:
     """The statement that last gave the name a value before another one, and those that changed the value since."""
     last = next((index for index in reversed(range(before)) if name in known[index].binds), None)
-    if last is None:  # a builtin, or of a star import
-        return []
-    imported = isinstance(known[last].node, _IMPORTS)
-    changed = [index for index in range(last + 1, before) if name in known[index].changes]
-    return [last] if imported else [last, *changed]
+    changed = [index for index in range(0 if last is None else last + 1, before) if name in known[index].changes]
+    if last is None:  # a builtin, of a star import, or of a loop or a branch
+        return changed
+    if isinstance(known[last].node, _IMPORTS):  # `import a.b` and `import a.c` both bind a
+        return [i for i in range(before) if name in known[i].binds and isinstance(known[i].node, _IMPORTS)]
+    return [last, *changed]
 
 
 def _always(node: ast.stmt) -> bool:
@@ -118,7 +124,7 @@ def _always(node: ast.stmt) -> bool:
     return isinstance(node, ast.ImportFrom) and (node.module == "__future__" or node.names[0].name == "*")
 
 
-def _check_runs_alone(name: str, needed: Sequence[Statement]) -> None:
+def _check_runs_alone(name: str, needed: Sequence[Statement], unknown: set[str]) -> None:
     ours = {
         (alias.asname or alias.name).partition(".")[0]
         for each in needed
@@ -130,8 +136,13 @@ def _check_runs_alone(name: str, needed: Sequence[Statement]) -> None:
         line = each.text.partition("\n")[0]
         if "get_ipython" in each.uses:
             raise ValueError(f"{name} needs `{line}`, which only runs in a notebook; give it the value in another way")
-        if ours & each.uses and not isinstance(each.node, _DEFINITIONS):
+        if ours & each.uses and isinstance(each.node, _DEFINITIONS):
+            ours |= each.binds
+        elif ours & each.uses:
             raise ValueError(f"{name} needs `{line}`, which would run again in the command; write its value down")
+    stars = any(isinstance(each.node, ast.ImportFrom) and each.node.names[0].name == "*" for each in needed)
+    if lacking := [] if stars else sorted(unknown - {*dir(builtins), "__name__", "__file__"}):
+        raise ValueError(f"{name} needs `{lacking[0]}`, to which no cell gives a value (cells with %% are not read)")
 
 
 def _statements(cells: Sequence[str]) -> Iterator[Statement]:
@@ -150,8 +161,8 @@ def _statement(node: ast.stmt) -> Statement:
     binds = {s.get_name() for s in symbols if s.is_assigned() or s.is_imported() or s.is_namespace()}
     uses = {*_global_names(table)}
     changes = {*_changed(node)}
-    if isinstance(node, ast.AugAssign):
-        changes |= binds
+    if isinstance(node, ast.AugAssign) or (hasattr(node, "body") and not isinstance(node, _DEFINITIONS)):
+        changes |= binds  # a loop or a branch may leave a name as it was
         binds = set[str]()
     if isinstance(node, _DEFINITIONS):
         uses -= binds  # a function that calls itself needs no earlier one
@@ -167,16 +178,16 @@ def _global_names(table: SymbolTable) -> Iterator[str]:
 
 
 def _changed(node: ast.stmt) -> Iterator[str]:
-    targets: list[ast.expr] = []
-    if isinstance(node, ast.Assign | ast.Delete):
-        targets = [target for target in node.targets if isinstance(target, ast.Subscript | ast.Attribute)]
-    elif isinstance(node, ast.AugAssign):
-        targets = [node.target]
-    elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
-        targets = [node.value.func] if isinstance(node.value.func, ast.Attribute) else []
-    for target in targets:
-        while isinstance(target, ast.Subscript | ast.Attribute):
-            target = target.value
+    if isinstance(node, _DEFINITIONS):
+        return
+    for each in ast.walk(node):
+        target: ast.AST | None = None
+        if isinstance(each, ast.Subscript | ast.Attribute | ast.Name) and not isinstance(each.ctx, ast.Load):
+            target = each
+        elif isinstance(each, ast.Expr) and isinstance(each.value, ast.Call):
+            target = each.value.func if isinstance(each.value.func, ast.Attribute) else None
+        while isinstance(target, ast.Subscript | ast.Attribute | ast.Call):
+            target = target.func if isinstance(target, ast.Call) else target.value
         if isinstance(target, ast.Name):
             yield target.id
 
@@ -195,6 +206,10 @@ class LiveCurve:
         if file is None or (size := file.stat().st_size) == self._size:
             return
         self._size = size
+        with contextlib.suppress(ValueError):  # half a row, a full disk: the run goes on without
+            self._draw(file)
+
+    def _draw(self, file: Path) -> None:
         from IPython.display import Image, display
 
         from sql_agent.commands.report import draw_curve
@@ -211,5 +226,5 @@ class LiveCurve:
 
 
 def is_code(value: object) -> bool:
-    """Whether a flag's value is an object that only code can make, such as a function or an agent."""
-    return not isinstance(value, str | Number | Path | list | tuple | Mapping | None)
+    """Whether a flag's value is an object that only code makes: a function, a class, or an agent, which has a name."""
+    return callable(value) or (hasattr(value, "name") and not isinstance(value, PurePath | Enum))

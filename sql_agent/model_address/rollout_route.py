@@ -218,7 +218,7 @@ class RolloutRoute:
 
             if not stream:
                 return JSONResponse(responses_api.response_of(given, answer))
-            events = responses_api.events_of(given, answer, stream_of(answer, usage=True))
+            events = responses_api.events_of(given, answer)
             return StreamingResponse(events, media_type="text/event-stream")
         if status == 200 and stream:
             return StreamingResponse(stream_of(answer, usage=usage), media_type="text/event-stream")

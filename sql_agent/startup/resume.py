@@ -77,7 +77,7 @@ def check_resume(cfg: TrainConfig, checkpoint: Path, *, cpu: bool) -> None:
     pairs["model"] = (had, model.resolve())
     pairs |= {
         f"rollout.{name}": (getattr(old.rollout, name), getattr(cfg.rollout, name))
-        for name in ("group_size", "judge", "train_agents")
+        for name in ("group_size", "judge", "train_agents", "success_reward")
     }
     pairs["env"] = (_environment(old.env), _environment(cfg.env))
     pairs["rollout.reward"] = (_weights(old.rollout), _weights(cfg.rollout))

@@ -55,6 +55,8 @@ def test_keywords_are_typed_as_flags():
 
 def test_code_is_named_by_its_module_or_file():
     assert [*command_words({"reward": {command_words: 1}})] == ["--reward=sql_agent.interface:command_words=1"]
+    both = [*command_words({"reward": [command_words, failure]})]
+    assert both == ["--reward=sql_agent.interface:command_words", "--reward=sql_agent.interface:failure"]
     with pytest.raises(TypeError, match=r'reward is .*: write it to a file, and give its place, reward="FILE.py:NAME"'):
         agentgrpo.train(reward=lambda record: 1.0)
 

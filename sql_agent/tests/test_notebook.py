@@ -48,6 +48,14 @@ def statements(text: str) -> list[str]:
                   "def f(r) -> A:", "    return A"], id="decorators_classes_annotations"),
     pytest.param(["for n in (1, 2):\n    top = n", "def f(r): return top"],
                  ["for n in (1, 2):", "    top = n", "def f(r):", "    return top"], id="loops"),
+    pytest.param(["d = {}", "for k in 'ab':\n    d[k] = 1", "d.setdefault('c', []).append(1)", "def f(r): return d"],
+                 ["d = {}", "for k in 'ab':", "    d[k] = 1", "d.setdefault('c', []).append(1)", "def f(r):",
+                  "    return d"], id="changed_in_a_loop_and_by_a_chain"),
+    pytest.param(["t = 0", "for n in (1, 2):\n    t += n", "if t > 9:\n    t = 9", "def f(r): return t"],
+                 ["t = 0", "for n in (1, 2):", "    t += n", "if t > 9:", "    t = 9", "def f(r):", "    return t"],
+                 id="a_loop_or_a_branch_may_leave_a_name_as_it_was"),
+    pytest.param(["import os.path", "import os", "def f(r): return os.path"],
+                 ["import os.path", "import os", "def f(r):", "    return os.path"], id="modules_of_one_package"),
     pytest.param(["def g(: no", "def f(r): return 1"], ["def f(r):", "    return 1"], id="a_cell_that_is_no_python"),
     pytest.param(["def f(r): return 1", "from __future__ import annotations"],
                  ["from __future__ import annotations", "def f(r):", "    return 1"], id="future"),
@@ -72,6 +80,8 @@ def test_a_file_imports_what_lies_beside_the_notebook(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("cell", "said"), [
     ("x = get_ipython().getoutput('ls')", r"f needs `x = get_ipython\(\).getoutput\('ls'\)`, which only runs in a"),
     ("import agentgrpo\nx = agentgrpo.read_run('a').step", r"f needs `x = agentgrpo.read_run\('a'\).step`, which wou"),
+    ("import agentgrpo\ndef go(): return agentgrpo.train()\nx = go()", r"f needs `x = go\(\)`, which would run again"),
+    ("%%time\nx = 1", "f needs `x`, to which no cell gives a value"),
     ("from agentgrpo import train as go\nx = go()", r"f needs `x = go\(\)`, which would run again in the command"),
 ])  # fmt: skip
 def test_what_another_process_cannot_repeat_is_refused(cell, said):

@@ -19,7 +19,6 @@ from sql_agent import oracle
 from sql_agent.credit.row import stitch
 from sql_agent.environments.rows import RowTask
 from sql_agent.lightning.spans import read_turns
-from sql_agent.model_address.call_log import stream_of
 from sql_agent.model_address.request_guard import RUN_TOKEN, RunRequestGuard, authorization
 from sql_agent.model_address.responses_api import events_of, response_of
 from sql_agent.model_address.signed_address import RolloutSampling, signed_prefix, without_signature
@@ -211,10 +210,60 @@ async def test_openai_agents_default_model_is_served(policy, store, streams):
     await client.close()
 
 
+async def test_langchain_keeps_the_calls_of_a_response_apart(policy):
+    """By one id for all items it joined two calls: the second tool ran with the first one's arguments."""
+    from langchain_core.messages import HumanMessage, ToolMessage
+    from langchain_openai import ChatOpenAI
+
+    SCRIPT.answer = lambda messages: (
+        oracle.calls(oracle.call("look", "{}", "c0"), oracle.call("look", '{"b": 2}', "c1"))
+        if messages[-1]["role"] == "user"
+        else say("seen")
+    )
+
+    def ask(streams):
+        model = ChatOpenAI(
+            model="gpt-5", base_url=policy.base_url, api_key="dummy", use_responses_api=True, streaming=streams
+        )
+        first = model.invoke([HumanMessage("hi")])
+        results = [ToolMessage("3", tool_call_id=each["id"]) for each in first.tool_calls]
+        return [each["args"] for each in first.tool_calls], model.invoke([HumanMessage("hi"), first, *results])
+
+    for streams in (False, True):
+        arguments, last = await asyncio.to_thread(ask, streams)
+        assert (arguments, last.text) == ([{}, {"b": 2}], "seen")
+        said = SCRIPT.seen[-1]["messages"][1]["tool_calls"]
+        assert [each["function"]["arguments"] for each in said] == ["{}", '{"b": 2}']
+
+
+async def test_the_conversation_of_openais_guide_goes_on(policy):
+    def ask():
+        client = OpenAI(base_url=policy.base_url, api_key="dummy", max_retries=0)
+        history = [{"role": "user", "content": "tell me a joke"}]
+        first = client.responses.create(model="any", input=history, store=False)
+        history += [{"role": each.role, "content": each.content} for each in first.output]
+        history.append({"role": "user", "content": "another"})
+        client.responses.create(model="any", input=history, store=False)
+
+    await asyncio.to_thread(ask)
+    assert SCRIPT.seen[-1]["messages"] == [
+        {"role": "user", "content": "tell me a joke"},
+        {"role": "assistant", "content": "done"},
+        {"role": "user", "content": "another"},
+    ]
+
+
+@pytest.mark.parametrize("reason", ["abort", "repetition", None])
+def test_an_end_that_openais_types_do_not_know_is_answered(reason):
+    choice = {"index": 0, "finish_reason": reason, "message": say("one")}
+    answer = {"id": "1", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice]}
+    assert response_of({"model": "m", "tools": [{"type": "function"}]}, answer)["status"] == "completed"
+
+
 async def test_a_response_that_a_limit_cut_is_incomplete():
     choice = {"index": 0, "finish_reason": "length", "message": say("one two")}
     answer = {"id": "1", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice]}
-    events = [event async for event in events_of({"model": "m"}, answer, stream_of(answer, usage=False))]
+    events = [event async for event in events_of({"model": "m"}, answer)]
     assert events[-1].startswith("event: response.incomplete\n")
     streamed = json.loads(events[-1].partition("data: ")[2])["response"]
     for response in (response_of({"model": "m"}, answer), streamed):
