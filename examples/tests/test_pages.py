@@ -24,6 +24,7 @@ def test_the_examples_are_those_that_are_promised():
         "medical",
         "multi_agent",
         "notebook",
+        "other_environments",
         "own_agent",
         "own_database",
         "own_environment",
