@@ -30,9 +30,9 @@ def written(tmp_path, *rows):
 
 def test_its_places_are_read_from_settings_and_named_where_one_is_missing(place):
     assert EnvConfig(type="text2sql", database=place).database == place
-    with pytest.raises(ValueError, match=r"folder DB_ID/DB_ID.sqlite, mysql://.*/database, or csv:///FOLDER$"):
+    with pytest.raises(ValueError, match=r"folder DB_ID/DB_ID.sqlite, .*postgresql://.*/database, or csv:///FOLDER$"):
         make_environment(EnvironmentSettings("text2sql"))
-    with pytest.raises(ValueError, match="expected a path or MySQL's or CSV's form"):
+    with pytest.raises(ValueError, match="expected a path or MySQL's or PostgreSQL's or CSV's form"):
         EnvConfig(type="text2sql", database="tsv:///data")
 
 
