@@ -36,9 +36,10 @@ def chat_request(request: dict[str, Any]) -> dict[str, Any]:
     """
     if kept := [name for name in KEPT_ELSEWHERE if request.get(name)]:
         raise ValueError(f"{kept[0]} names what no server here keeps; send the whole conversation as `input`")
-    items = request.get("input") or []
+    items: Any = request.get("input") or []
     try:
-        messages = Converter.items_to_messages(items if isinstance(items, str) else [_item(item) for item in items])
+        items = items if isinstance(items, str) else [_item(item) for item in items]
+        messages = Converter.items_to_messages(items)
     except (UserError, LookupError) as error:
         raise ValueError(f"input: {error}") from None
     if request.get("instructions"):
