@@ -13,7 +13,6 @@ from agentgrpo.hub_address import HubRows, hub_address
 from agentgrpo.run_folder import begin, begun_with, start_of
 from agentgrpo.tests.hub_process import run_with_hub
 from agentgrpo.tests.loopback_hub import COMMIT, TOKEN, Repo, loopback_hub
-from sql_agent.names import TINY_POLICY
 
 NEWER = "f" * 40
 NOBODY = "http://127.0.0.1:9"  # the discard port: nothing listens there
@@ -228,9 +227,9 @@ print(json.dumps(said))
 """
 
 
-def test_every_command_that_reads_rows_asks_the_hub_for_them(tmp_path):
+def test_every_command_that_reads_rows_asks_the_hub_for_them(tmp_path, small_policy):
     places = {"DB": str(tmp_path / "shop.sqlite"), "FILE": str(tmp_path / "rows.json"), "OUT": str(tmp_path / "out"),
-              "MODEL": str(TINY_POLICY)}  # fmt: skip
+              "MODEL": str(small_policy)}  # fmt: skip
     make_database(tmp_path / "shop.sqlite")
     (tmp_path / "rows.json").write_text(json.dumps(QUESTIONS))
     given = {name: [places.get(word, word) for word in words] for name, words in COMMANDS.items()}
@@ -245,14 +244,14 @@ def test_every_command_that_reads_rows_asks_the_hub_for_them(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_run_learns_from_rows_on_the_hub_and_its_records_name_their_commit(tmp_path):
+def test_a_run_learns_from_rows_on_the_hub_and_its_records_name_their_commit(tmp_path, small_policy):
     make_database(tmp_path / "shop.sqlite")
     rows = [{"ask": row["question"], "sql": row["query"]} for row in QUESTIONS]
     run = tmp_path / "run"
     words = [
         "sft",
         "--model",
-        TINY_POLICY,
+        small_policy,
         "--database",
         tmp_path / "shop.sqlite",
         "--num-epochs",

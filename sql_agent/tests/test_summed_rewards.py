@@ -258,6 +258,8 @@ def test_a_run_goes_on_with_the_environment_as_it_was(tmp_path):
     resumed("--env", f"{tmp_path}/../{tmp_path.name}/shop.py:Shop", "--set", "env.call_timeout_s=60")
     with pytest.raises(UsageError, match=r"other settings \(env; "):
         resumed("--env", "dbbench")
+    with pytest.raises(UsageError, match=r"other settings \(rollout.success_reward; "):  # one curve, two thresholds
+        resumed("--env", f"{file}:Shop", "--success-reward", "1")
     file.write_text(file.read_text().replace("pass", "return None"))
     forget_user_files()
     with pytest.raises(UsageError, match=rf"other settings \(the content of {file}; see "):

@@ -260,6 +260,13 @@ def test_an_end_that_openais_types_do_not_know_is_answered(reason):
     assert response_of({"model": "m", "tools": [{"type": "function"}]}, answer)["status"] == "completed"
 
 
+def test_each_item_of_a_response_has_an_id_of_its_own():
+    choice = {"index": 0, "finish_reason": "tool_calls", "message": call("look") | {"content": "I look."}}
+    answer = {"id": "1", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice]}
+    found = [(item["type"], item["id"]) for item in response_of({"model": "m"}, answer)["output"]]
+    assert found == [("message", "resp_1_0"), ("function_call", "resp_1_1")]
+
+
 async def test_a_response_that_a_limit_cut_is_incomplete():
     choice = {"index": 0, "finish_reason": "length", "message": say("one two")}
     answer = {"id": "1", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice]}

@@ -47,7 +47,7 @@ class PostgresToken(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Of a word or a quoted name, as the server reads it; else empty. A name by U& is never decoded."""
+        """The name that the server reads in a word or in quotes; else empty. U& is never decoded."""
         if self.kind not in ("word", "quoted"):
             return ""
         found = self.text[1:-1].replace('""', '"') if self.kind == "quoted" else _folded(self.text)
