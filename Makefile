@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-small demo-pretrained gpu-check test check lint types quick-tests clean
+.PHONY: help setup demo demo-small demo-pretrained gpu-check test check lint types quick-tests reference site clean
 # Where it is set, each pytest worker and each command that a test starts compiles again what it imports of ours.
 unexport PYTHONDONTWRITEBYTECODE
 # Three on two cores: a test often waits for a process, a server or a limit to run out.
@@ -37,12 +37,21 @@ lint:
 	.venv/bin/ruff format --check
 	.venv/bin/lint-imports
 	.venv/bin/hadolint Dockerfile
+	.venv/bin/python -m scripts.pages.prose
 
 types:
 	.venv/bin/pyright
 
 quick-tests:
 	$(PYTEST) -m "not slow"
+
+reference:  ## write doc/reference/ from the code, and the results' tables and pictures from doc/data/results.json
+	.venv/bin/python -m scripts.pages
+	.venv/bin/python -m scripts.pages.results
+
+site:  ## build the pages into build/site; a warning fails
+	@bash scripts/setup.sh --extras
+	.venv/bin/sphinx-build -W --keep-going -q -d build/doctrees doc build/site
 
 clean:  ## remove .venv and caches; runs, models and data stay
 	rm -rf .venv .uv build dist .pytest_cache .ruff_cache .hypothesis

@@ -1,4 +1,4 @@
-"""The commands for a notebook, and for a program of your own (doc/training.md, "From Python"):
+"""The commands for a notebook, and for a program of your own (doc/guides/training.md, "From Python"):
 
 import agentgrpo
 

@@ -72,7 +72,7 @@ def how_to_go_on(folder: Path, again: str, *, record: str = MANIFEST) -> str:
         record: see `newest_whole`.
     """
     newest = newest_finished(folder, record)
-    return f"{again} goes on from {newest}" if newest else f"there is no checkpoint yet, so {again} begins anew"
+    return f"{again} resumes from {newest}" if newest else f"there is no checkpoint yet, so {again} starts again"
 
 
 def newest_finished(folder: Path, record: str = MANIFEST) -> Path | None:

@@ -108,7 +108,7 @@ def _say_if_moved(begun: HubRows, say: Say) -> None:
     except (OSError, httpx.HTTPError):  # nobody knows, and the rows are here
         return
     if now != begun.revision:
-        say(f"hf://{begun.id} has changed since this run began and is at {now} now; the run goes on with {begun}")
+        say(f"hf://{begun.id} has changed since this run began and is at {now} now; the run continues with {begun}")
 
 
 def _newest(asked: HubRows, say: Say) -> Path:

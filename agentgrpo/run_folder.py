@@ -274,7 +274,7 @@ def usable_trackers(wanted: Sequence[str], folder: Path) -> list[str]:
     usable = [name for name in wanted if importlib.util.find_spec(name) is not None]
     for name in wanted:
         if name not in usable:
-            logger.warning("%s is not installed; going on without it. To add it: %s", name, remedy_of(name))
+            logger.warning("%s is not installed; continuing without it. To add it: %s", name, remedy_of(name))
     if not usable:
         return []
     defaults = {

@@ -21,6 +21,8 @@ from agentgrpo.machine import git_commit
 from bench.parts.children import ROOT
 
 VOCABULARY, LIMIT_S = 512, 300.0
+MEASURED = ROOT / "doc" / "data" / "agreement.json"
+HEAD = "| model | tokens | largest difference, nats | what rows share is computed |\n| --- | ---: | ---: | --- |"
 SIZES = {
     "vocab_size": VOCABULARY,
     "hidden_size": 128,
@@ -157,14 +159,19 @@ def main() -> None:
     parser = described_parser("python -m bench.agreement", __doc__)
     parser.add_argument("--only", choices=MODELS, action="append", help="one of them; can be repeated (default: all)")
     parser.add_argument("--json", action="store_true", help="compare in this process and print figures as JSON")
+    parser.add_argument("--write", action="store_true", help="write the figures to doc/data/agreement.json, too")
     args: argparse.Namespace = parser.parse_args()
     if args.json:
         print(json.dumps(compare(args.only[0])), flush=True)
         os._exit(0)  # vLLM's engine process is not waited for
     print(f"commit {git_commit()}, vLLM and the local trainer in float32 on a CPU\n")
-    print("| model | tokens | largest difference, nats | what rows share is computed |\n| --- | ---: | ---: | --- |")
+    print(HEAD)
+    measured: dict[str, Any] = {} if not MEASURED.is_file() else json.loads(MEASURED.read_text("utf-8"))
     for kind in args.only or MODELS:
-        print(line_of(kind, in_a_process(kind)), flush=True)
+        measured[kind] = in_a_process(kind)
+        print(line_of(kind, measured[kind]), flush=True)
+    if args.write:
+        MEASURED.write_text(json.dumps(measured, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ LIMIT = {
 }
 TARGET_JUDGE_S = 2.0
 TARGET_GROWTH_MIB = 16.0
-# Seconds of database work per episode of the originals, measured (doc/dbbench.md); the first plays one at a time.
+# Seconds of database work per episode of the originals, measured; the first plays one at a time.
 ORIGINAL_S = {"LifelongAgentBench": 0.1, "AgentBench": 0.25}
 
 

@@ -208,7 +208,7 @@ def _taken(run_dir: Path, steps: list[int]) -> dict[str, Any]:
 
 
 def _resumed(output: str, run_dir: Path) -> dict[str, Any]:
-    if "going on from " not in output:  # a run that began anew would have taken both steps as well
+    if "resuming from " not in output:  # a run that started again would have taken both steps as well
         raise ValueError(f"the run did not go on from the checkpoint of step 1 in {run_dir / 'checkpoints'}")
     return _taken(run_dir, [1, 2])
 

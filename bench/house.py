@@ -1,6 +1,6 @@
 """Print what a reader of the code has to walk through: `python -m bench.house [CHECKOUT]`.
 
-The table in doc/design.md is made of it. Product code is everything but tests, bench/ and examples/.
+Product code is everything but tests, bench/ and examples/.
 """
 
 import ast

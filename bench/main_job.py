@@ -1,7 +1,7 @@
 """Benchmarks the main job: `python -m bench.main_job`; under 20 minutes on two idle cores.
 
-It measures in one run, prints a table per part and, on request, writes JSON and the figures of doc/benchmarks.md. That
-page also says how each part is measured. Everything stays on loopback; every process that it starts ends with it.
+It measures in one run, prints a table per part and, on request, writes JSON and the figures of
+doc/project/benchmarks.md. Everything stays on loopback; every process that it starts ends with it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from bench.parts.children import ROOT
 from bench.parts.report import Row
 
 MODEL = ROOT / "models" / "tiny-sql"
-PAGE, DATA = ROOT / "doc" / "benchmarks.md", ROOT / "doc" / "benchmarks.json"
+PAGE, DATA = ROOT / "doc" / "project/benchmarks.md", ROOT / "doc" / "data" / "benchmarks.json"
 # The module and function of each part, which are imported when it is measured.
 PARTS = {
     "startup": ("bench.parts.startup", "measure"),
@@ -59,7 +59,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--model", type=Path, default=MODEL, help="policy; default models/tiny-sql")
     parser.add_argument("--output", type=Path, help="write the figures as JSON")
     parser.add_argument(
-        "--write-doc", action="store_true", help="write the figures into doc/benchmarks.md and doc/benchmarks.json"
+        "--write-doc", action="store_true", help="write the figures into doc/project/benchmarks.md and doc/data"
     )
     args = parser.parse_args(argv)
     args.parts = args.only.split(",") if args.only else [part for part in PARTS if part not in ON_REQUEST]

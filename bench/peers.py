@@ -38,7 +38,7 @@ from bench.parts.peers.order import LONG_PROMPTS, PRETRAINED, SEED, SKILL, SMALL
 from bench.parts.peers.run import PEERS, Measured, PeerError
 
 MODEL = ROOT / "models" / "tiny-sql"
-PAGE = ROOT / "doc" / "benchmarks.md"
+PAGE = ROOT / "doc" / "project/benchmarks.md"
 SMALL_WEIGHTS = 20_000_000
 PACKAGES = ("trl", "transformers", "verl", "vllm", "agentlightning", "litellm", "openai-agents", "ray", "torch")
 
@@ -57,7 +57,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
         type=Path,
         help="write what was seen as JSON after each peer, beside what the file has of the others",
     )
-    parser.add_argument("--write-doc", action="store_true", help="write the table into doc/benchmarks.md")
+    parser.add_argument("--write-doc", action="store_true", help="write the table into doc/project/benchmarks.md")
     args = parser.parse_args(argv)
     args.peers = args.only.split(",") if args.only else list(PEERS)
     if unknown := [peer for peer in args.peers if peer not in PEERS]:

@@ -1,6 +1,6 @@
 """Plots held-out success of several local runs with one setting, one line per seed, and writes the numbers as JSON.
 
-    python -m bench.plot_local_rl --greedy RUN_DIR ... --single-skill RUN_DIR ... --output doc/local_rl.png
+    python -m bench.plot_local_rl --greedy RUN_DIR ... --single-skill RUN_DIR ... --output doc/pictures/local_rl.png
 
 It reads the metrics.jsonl of runs of `sql_agent.commands.greedy_grpo` with --eval-tasks and of
 `sql_agent.commands.single_skill` with training_callback.evaluate_every.

@@ -1,6 +1,6 @@
 """Plots what several runs of the main job learnt, one line per seed, and writes the numbers as JSON beside the picture.
 
-    python -m bench.plot_main_job RUN_DIR ... --output doc/train_result_test.png
+    python -m bench.plot_main_job RUN_DIR ... --output doc/pictures/train_result_test.png
 
 It reads each run's metrics.jsonl: held-out success per validation, and the share of zero-variance groups per step.
 """

@@ -78,7 +78,7 @@ FORMATS = {
 def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser(prog="agentgrpo tasks export", description="Write tasks as rows for verl or agent-lightning.")
     parser.add_argument("--input", type=Path, nargs="+", required=True, help="task files")
-    parser.add_argument("--format", choices=sorted(FORMATS), required=True)
+    parser.add_argument("--format", choices=sorted(FORMATS), required=True, help="agl: agent-lightning")
     parser.add_argument("--output", type=Path, required=True, help=".parquet for verl, .jsonl for agl")
     args = parser.parse_args(argv)
     suffix, write = FORMATS[args.format]

@@ -237,9 +237,9 @@ def _fractions(text: str) -> tuple[float, ...]:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser(prog="agentgrpo tasks split", description="Split tasks into parts that share no table.")
     parser.add_argument("--input", type=Path, nargs="+", required=True, help="task files, split as one set")
-    parser.add_argument("--output", "--output-dir", type=Path, required=True)
-    parser.add_argument("--fractions", type=_fractions, default="0.8,0.1,0.1", help="train,validation,test")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--output", "--output-dir", type=Path, required=True, help="folder for the parts")
+    parser.add_argument("--fractions", type=_fractions, default="0.8,0.1,0.1", help="shares of train,validation,test")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the split; default 0")
     args = parser.parse_args(argv)
     try:
         manifest = write_splits(args.input, args.output, args.fractions, args.seed)

@@ -236,7 +236,7 @@ def _counts(counter: Counter[str]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser(prog="agentgrpo tasks validate", description="Check task files; exit status 1 when one is wrong.")
-    parser.add_argument("files", type=Path, nargs="+", metavar="FILE")
+    parser.add_argument("files", type=Path, nargs="+", metavar="FILE", help="task files of any form")
     parser.add_argument("--replay", metavar="BACKEND", help=f"run every reference on {known_backends()}")
     args = parser.parse_args(argv)
     reports: list[FileReport] = []

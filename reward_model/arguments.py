@@ -107,7 +107,7 @@ class TrainingArguments(RewardConfig):
             "not the result. Several processes do not cut their batches."
         },
     )
-    logging_nan_inf_filter: bool = field(default=False, metadata={"help": "Hide losses that are NaN; never wanted."})
+    logging_nan_inf_filter: bool = field(default=False, metadata={"help": "Hide losses that are NaN; leave it off."})
     disable_tqdm: bool | None = field(
         default=True, metadata={"help": "Print a line per logging step, no progress bars."}
     )

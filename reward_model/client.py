@@ -273,10 +273,10 @@ def parse_score_args(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser(
         prog="agentgrpo reward score",
         description="Score one answer, compare two, or score a file of preferences; print one JSON object per line.",
-        epilog=f"A service that wants a token reads it from {TOKEN_VARIABLE}, and so does this command.",
+        epilog=f"Service and command read the token, if the service has one, from {TOKEN_VARIABLE}.",
     )
     parser.add_argument("--url", default="http://127.0.0.1:8008", help="the service, default %(default)s")
-    parser.add_argument("--prompt", help="what the user said")
+    parser.add_argument("--prompt", help="the user's message")
     parser.add_argument("--response", help="the answer to score")
     parser.add_argument("--chosen", help="with --rejected: the answer that should score higher")
     parser.add_argument("--rejected", help="the other answer")

@@ -2,7 +2,7 @@
 
 It writes TRL's conversational form, one `Preference` per line. A row that cannot be converted goes to a side file with
 the reason; each kind of change or omission is counted by name. JSON Lines and parquet are streamed, and the output
-appears once it is complete. `reward_model.pair_forms` holds the forms, and doc/reward_model.md shows them.
+appears once it is complete. `reward_model.pair_forms` holds the forms, and doc/guides/reward_model.md shows them.
 """
 
 if __name__ == "__main__":
@@ -146,9 +146,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--format", choices=list(FORMS), help="the form of all rows; by default it is detected for each row"
     )
-    parser.add_argument(
-        "--columns", metavar="prompt=COLUMN,...", help="your names of the columns, and nothing else is read"
-    )
+    parser.add_argument("--columns", metavar="prompt=COLUMN,...", help="your column names; other columns are ignored")
     parser.add_argument("--drop-tools", action="store_true", help="leave out tool calls, their results and schemas")
     parser.add_argument(
         "--rejects", type=Path, help="file for rows that are not a pair; default OUTPUT with .rejects.jsonl"

@@ -2,7 +2,7 @@
 
 It listens on this machine only, unless a token is given. It answers at once, and is ready when the model is loaded and
 its warm-up scores matched. After SIGTERM it answers the requests that it has accepted and exits with 0. The parts of
-the service are in `reward_model/service`; doc/reward_test.md shows requests and answers.
+the service are in `reward_model/service`; doc/guides/reward_model.md shows requests and answers.
 """
 
 if __name__ == "__main__":
@@ -88,8 +88,7 @@ def make_parser() -> Parser:
     parser.add_argument(
         "--threads",
         type=_at_least(1),
-        default=os.cpu_count(),
-        help="CPU threads of the model, default one per core: %(default)s",
+        help="CPU threads of the model; default: one per core",
     )
     parser.add_argument(
         "--max-queue",
@@ -219,7 +218,8 @@ def load_in_thread(service: "Service", args: argparse.Namespace, ending: asyncio
         try:
             from reward_model.service.warm_up import load_warm
 
-            loop.call_soon_threadsafe(begin, *load_warm(service.model_path, device=args.device, threads=args.threads))
+            threads = args.threads or os.cpu_count() or 1
+            loop.call_soon_threadsafe(begin, *load_warm(service.model_path, device=args.device, threads=threads))
         except Exception as error:  # nobody waits for this thread: what it raises would be lost
             log.error("the model cannot be used: %s: %s", type(error).__name__, error)
             loop.call_soon_threadsafe(give_up)

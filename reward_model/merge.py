@@ -2,7 +2,7 @@
 
 The result is a plain Hugging Face folder in float32, which `Scorer.load`, the scoring service and vLLM can load. The
 scores of the written model are compared on real rows with those before merging; if they differ by more than the bound,
-there is no result. Merging in bfloat16 changes scores ten thousand times as much (numbers in doc/reward_model.md). A
+there is no result. Merging in bfloat16 changes scores ten thousand times as much. A
 quantised base is not merged.
 """
 

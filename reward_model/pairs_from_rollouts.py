@@ -328,7 +328,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--seed", type=int, default=0, help="seed of the choice among the pairs of a task; default 0")
     parser.add_argument(
-        "--max-pairs-per-task", type=int, default=PAIRS_PER_TASK, metavar="N", help=f"default {PAIRS_PER_TASK}"
+        "--max-pairs-per-task",
+        type=int,
+        default=PAIRS_PER_TASK,
+        metavar="N",
+        help=f"most pairs of one task; default {PAIRS_PER_TASK}",
     )
     parser.add_argument(
         "--with-tools",
@@ -352,7 +356,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     found = candidates(read, seed=args.seed)
     print(f"{read.rows} rollouts in {read.files} files; {len(found)} tasks with right and wrong ones")
     if args.with_tools and (unknown := sum(r.tools is None and num_tool_calls(r.side) > 0 for r in read.rollouts)):
-        print(f"  {unknown} rollouts call tools, and their files lack the schemas: play them again with this version")
+        print(f"  {unknown} rollouts call tools, and their files lack the schemas: run them again with this version")
     for reason, count in sorted(read.left_out.items()):
         if count:
             print(f"  left out, {reason}: {count}")

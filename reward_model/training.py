@@ -115,7 +115,7 @@ def _train(data: DataArguments, args: TrainingArguments, model: ModelArguments, 
         f"{args.max_length} tokens: {counts['train_too_long']} and {counts['held_out_too_long']}"
     )
     if checkpoint:
-        say(f"going on from {checkpoint}")
+        say(f"resuming from {checkpoint}")
 
     kept = {name: record[name] for name in ("base", "dataset", "max_length", "seed", "settings")}
     args.model_init_kwargs = {"dtype": model.dtype, "attn_implementation": model.attn_implementation}

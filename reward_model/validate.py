@@ -89,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser(
         prog="agentgrpo reward validate", description="Check converted files; exit status 1 when one is wrong."
     )
-    parser.add_argument("files", type=named_rows, nargs="+", metavar="FILE")
+    parser.add_argument("files", type=named_rows, nargs="+", metavar="FILE", help="files of agentgrpo reward convert")
     args = parser.parse_args(argv)
     wrong = 0
     for path in args.files:

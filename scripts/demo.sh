@@ -51,7 +51,7 @@ if [[ -z ${1:-}${DBBENCH_DATA:-} ]]; then
         say "done"
         exit
     fi
-    say "SmolLM2-135M cannot be had here (above); a small policy of our own learns generated tasks instead"
+    say "SmolLM2-135M cannot be fetched here (see above); a small policy learns generated tasks instead"
 fi
 [[ -n ${1:-} ]] || set -- --small
 
@@ -121,7 +121,7 @@ if [[ -n ${split:-} ]]; then
     # GRPO learns from groups in which a rollout is right: 241 of 350 tasks had none among some six rollouts of each
     solved=$split/train.solved.jsonl
     if [[ ! -f $solved ]]; then
-        say "which training tasks does it solve at times? four rollouts of each at temperature 1"
+        say "sampling four rollouts of each training task, to find those that the model solves at times"
         serve "$model"
         rm -f "$split/train.rollouts.jsonl"
         run "$python" -m agentgrpo evaluate --base-url "http://127.0.0.1:$serve_port/v1" --model policy --tasks "$split/train.jsonl" --split all \

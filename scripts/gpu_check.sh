@@ -26,7 +26,7 @@ if [[ ! -x .venv/bin/agentgrpo ]]; then # what is installed last
     fi
     python3.11 -m venv .venv ||
         die "no Python 3.11 with venv; install it (Debian: apt-get install python3.11 python3.11-venv)"
-    # --no-deps: agentops caps `packaging` in its metadata only (doc/install.md)
+    # --no-deps: agentops caps `packaging` in its metadata only (doc/start/install.md)
     "$python" -m pip install --quiet --no-deps "${from[@]}" -r requirements-gpu.txt
     "$python" -m pip install --quiet --no-deps --no-build-isolation --editable .
 fi

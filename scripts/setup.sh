@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes .venv with everything a run on a CPU needs: `bash scripts/setup.sh`. Safe to run again, and by two at once: what
 # is done is skipped. With --extras it adds the optional packages of pyproject.toml and Chromium, which `make test` uses.
-# Leaves out GPU machines (doc/install.md) and model weights.
+# Leaves out GPU machines (doc/start/install.md) and model weights.
 #
 # Packages come from wherever uv finds them. The CPU build of torch is looked for in UV_FIND_LINKS, else in pip's
 # find-links (PIP_FIND_LINKS or its config file), else where `uv --torch-backend cpu` looks.
@@ -43,13 +43,16 @@ find_uv() {
 }
 
 make_venv() {
-    if [[ $("$python" -c 'import sys; print(*sys.version_info[:2])' 2>/dev/null) == "3 11" ]]; then
+    local version
+    version=$("$python" -c 'import sys; print(*sys.version_info[:2])' 2>/dev/null || true)
+    if [[ $version == "3 11" || $version == "3 12" ]]; then
         return
     fi
-    say "making .venv with Python 3.11"
+    say "making .venv with Python 3.11 or 3.12"
     # the system's Python first: its sqlite3 uses SQLite as a library, which tasks that change a user's data need
-    "$uv" venv --quiet --clear --python-preference system --python 3.11 .venv ||
-        die "no Python 3.11; install it (Debian: apt-get install python3.11 python3.11-venv) and run this again"
+    "$uv" venv --quiet --clear --python-preference system --python 3.11 .venv 2>/dev/null ||
+        "$uv" venv --quiet --clear --python-preference system --python 3.12 .venv ||
+        die "no Python 3.11 or 3.12; install one (Debian: apt-get install python3.11 python3.11-venv), run this again"
 }
 
 install_packages() {
@@ -135,12 +138,12 @@ install_postgresql() {
 install_extras() {
     local needed='import sys, importlib.util as u
 needed = "duckdb", "poml", "psycopg", "pymongo", "swanlab", "trackio", "langgraph", "langchain", "langchain_openai", "langchain_community"
-needed += "ipykernel", "nbclient"
+needed += "ipykernel", "nbclient", "furo", "myst_parser", "sphinx"
 sys.exit(not all(map(u.find_spec, needed)))'
     "$python" -c "$needed" && return
     say "installing the extras of pyproject.toml"
     "$(find_uv)" pip install --quiet --python "$python" --override scripts/overrides.txt --constraint requirements.txt \
-        -r pyproject.toml --extra apo --extra duckdb --extra langgraph --extra mongo --extra notebook --extra postgresql --extra trackers ||
+        -r pyproject.toml --extra apo --extra docs --extra duckdb --extra langgraph --extra mongo --extra notebook --extra postgresql --extra trackers ||
         die "the extras could not be installed; see the message above"
 }
 

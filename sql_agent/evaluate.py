@@ -414,8 +414,8 @@ def print_summary(summary: EvaluationSummary, title: str, seconds: float, consol
         f"{_percent(summary.malformed_calls_frac)}; seconds: {seconds:.1f}, {_number(summary.rollout_s)} per rollout"
     )
     console.print(
-        "A training run's validation may differ by a few tasks: it samples in the run's engine.precision, the server "
-        "here in its own --dtype, and where two tokens are nearly as likely rounding decides."
+        "A training run's validation may differ by a few tasks. It samples in the run's engine.precision, this server "
+        "in its own --dtype, and rounding decides between tokens that are nearly as likely."
     )
 
 
@@ -487,7 +487,7 @@ def _environment(args: EvaluateConfig) -> Taskset:
     if args.agent and not environment.judged and not args.weights:
         raise SystemExit(
             f"nobody can tell what a rollout of {args.agent} is worth; give a function of its record, --reward "
-            "FILE.py:NAME (doc/own_agent.md)"
+            "FILE.py:NAME (doc/guides/agent.md)"
         )
     return environment
 

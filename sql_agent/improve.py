@@ -3,12 +3,12 @@
 The stages are commands that you can give yourself; each line is printed before it runs, and each has a folder in
 --run-dir:
 
-  questions/     questions made from the database, and your own (--train-file) but for the held-out ones
-  before.jsonl   what the model answers to the held-out questions at the start
+  questions/     questions made from the database, and your own (--train-file), without the held-out ones
+  before.jsonl   the model's answers to the held-out questions at the start
   1-sft/         the model after fine-tuning on the questions
   2-grpo/        the model after GRPO from there, with its curve, trajectories and report
 
-The held-out questions are learnt in no stage. A stopped command goes on where it was when it is given again.
+No stage trains on the held-out questions. A stopped command resumes where it stopped when it is given again.
 """
 
 from __future__ import annotations

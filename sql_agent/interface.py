@@ -122,7 +122,7 @@ def _code_name(flag: str, value: object) -> str:
 def train(settings: TrainConfig | Mapping[str, Any] | None = None, **flags: Any) -> Run:
     """Train by GRPO with vLLM and verl (`agentgrpo train`), write the report, and return what the run's folder holds.
 
-    A run that was stopped goes on from its newest checkpoint when the same call is made again.
+    A stopped run resumes from its newest checkpoint when the same call is made again.
 
     Args:
         settings: what `--set` takes, `{"trainer.steps": 2}`; of a `TrainConfig` those that were given.

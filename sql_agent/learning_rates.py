@@ -1,4 +1,4 @@
-"""Says which learning rate models of a size take: measured where doc/training.md#settings-that-fit-your-model says so.
+"""Says which learning rate models of a size take (doc/guides/training.md).
 
 Importing this module is instant.
 """

@@ -43,6 +43,8 @@ PresetName = Literal["agentbench", "agent_peft", "rllm", "execution", "partial",
 PRESETS: tuple[PresetName, ...] = get_args(PresetName)
 # The entry of `rollout.reward` that is an LLM's score (`sql_agent.reward_functions.judge`).
 JUDGE = "judge"
+# The entry that is a rollout's place in its group, by an LLM (`sql_agent.reward_functions.ranking`).
+RANKING = "ranking"
 # The form of an entry that is a function: FILE.py:NAME or module:NAME.
 FUNCTION = re.compile(r"(?P<place>.+\.py|[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):(?P<function>[A-Za-z_]\w*)", re.DOTALL)
 
@@ -80,7 +82,7 @@ def label(name: str) -> str:
 
 
 def functions(names: Collection[str]) -> list[str]:
-    """Entries of `rollout.reward` that are not presets: functions, and the LLM as judge."""
+    """Entries of `rollout.reward` that are not presets: functions, and what an LLM judges."""
     return [name for name in names if name not in PRESETS]
 
 

@@ -176,8 +176,10 @@ def serve(endpoint: Any, port: int = 0) -> Iterator[str]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = Parser(prog="python -m sql_agent.oracle", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--tasks", "--val-file", type=Path, required=True, help="task file whose gold it knows")
-    parser.add_argument("--protocol", choices=tuple(PROTOCOLS), default="fc", help="how it acts (default fc)")
+    parser.add_argument("--tasks", "--val-file", type=Path, required=True, help="task file with the reference answers")
+    parser.add_argument(
+        "--protocol", choices=tuple(PROTOCOLS), default="fc", help="protocol of its replies (default fc)"
+    )
     parser.add_argument("--port", type=port_number, default=8900, help="port on loopback (default 8900, 0: a free one)")
     parser.add_argument("--latency-ms", type=float, default=0.0, help="delay of each answer, in milliseconds")
     args = parser.parse_args(argv)

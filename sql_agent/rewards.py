@@ -200,6 +200,16 @@ def without_function(reward: Reward, name: str, why: str) -> Reward:
     return replace(reward, value=value, parts=parts, terms=terms, turn_terms=turn_terms)
 
 
+def with_term(reward: Reward, name: str, value: float, weight: float) -> Reward:
+    """The reward with another value of one entry that it has a term of, as a ranking that comes late."""
+    terms = reward.terms | {name: weight * value}
+    added = terms[name] - reward.terms[name]
+    parts = reward.parts | {name: value}
+    if "base" in parts:
+        parts["base"] += added
+    return replace(reward, value=(reward.value or 0.0) + added, parts=parts, terms=terms)
+
+
 def unavailable(reward: Reward) -> dict[str, str]:
     """The functions whose number is missing for a reason that concerns the whole group."""
     missing = {name: why for name, why in reward.lacking.items() if name not in reward.terms}

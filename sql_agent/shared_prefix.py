@@ -128,7 +128,7 @@ class SegmentsAttention(torch.autograd.Function):
     computed twice and never kept.
 
     torch's kernel for CPUs (`_scaled_dot_product_flash_attention_for_cpu`) took thirteen times as long with gradients
-    as without (doc/log.md).
+    as without (archive/log.md).
 
     Args:
         query: shape (heads, L, D).

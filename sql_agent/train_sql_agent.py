@@ -1,5 +1,5 @@
 """Trains a SQL agent with GRPO: agent-lightning's store and proxy, vLLM, verl. `--help` shows the flags.
-With `--algorithm apo` it rewrites the instructions of an agent whose model is served already (doc/apo.md).
+With `--algorithm apo` it rewrites the instructions of an agent whose model is served already (doc/guides/apo.md).
 
     agentgrpo train --ci-fast
     AGL_MANAGED_STORE=0 agentgrpo train --llm-proxy --model MODEL

@@ -16,7 +16,7 @@ from agentgrpo.json_text import parse_json
 
 
 class Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
 
 
 class FunctionCall(Record):

@@ -32,7 +32,7 @@ def test_what_is_below_the_current_folder_is_named_from_there(monkeypatch):
         "uv pip install --python .venv/bin/python --override scripts/overrides.txt --constraint requirements.txt "
     )
     assert install_extra("apo") == f"{with_pins}-r pyproject.toml --extra apo"
-    assert f"\n{with_pins}PACKAGE\n" in (ROOT / "doc" / "own_agent.md").read_text()
+    assert f"\n{with_pins}PACKAGE\n" in (ROOT / "doc" / "guides/agent.md").read_text()
     assert install_command("PACKAGE") == f"{with_pins}PACKAGE"
     monkeypatch.setattr("agentgrpo.printed_commands.distributions", lambda name: [SimpleNamespace(version="0.24.0")])
     on_gpu = "uv pip install --python .venv/bin/python --constraint requirements-gpu.txt PACKAGE"

@@ -93,7 +93,7 @@ def test_a_tracker_that_is_not_installed_is_left_out_aloud(tmp_path, caplog):
     before = dict(os.environ)
     assert usable_trackers(["no_such_tracker"], tmp_path) == []
     assert (
-        f"no_such_tracker is not installed; going on without it. To add it: {install_command('no_such_tracker')}"
+        f"no_such_tracker is not installed; continuing without it. To add it: {install_command('no_such_tracker')}"
         in caplog.text
     )
     assert dict(os.environ) == before

@@ -98,7 +98,7 @@ def _number(value: float) -> str:
 
 
 def markdown(parts: Mapping[str, Sequence[Row]], found: Mapping[str, Any]) -> str:
-    """The figures section of doc/benchmarks.md: every row but those that explain another ("...")."""
+    """The figures section of doc/project/benchmarks.md: every row but those that explain another ("...")."""
     return (
         f"{where(found)}\n\n{table([row for rows in parts.values() for row in rows if not row.what.startswith('...')])}"
     )

@@ -1,4 +1,4 @@
-"""vLLM and the trainer give the same log-probs for each architecture of the table in doc/faithful.md."""
+"""vLLM and the trainer give the same log-probs for each architecture of doc/reference/chat_templates.md."""
 
 import pytest
 

@@ -18,7 +18,7 @@ def test_an_episode_is_cheap_and_leaves_no_database(spec, limit_ms):
             assert backend.live_databases() == 0
     except BackendUnavailable as missing:
         pytest.skip(f"no {spec} here: {missing}")
-    assert statistics.median(times_ms) < 3 * limit_ms  # the tests share their cores; doc/benchmarks.md has the figures
+    assert statistics.median(times_ms) < 3 * limit_ms  # the tests share their cores
 
 
 def test_no_statement_is_said_twice():

@@ -92,7 +92,7 @@ def test_a_run_that_began_anew_did_not_resume(tmp_path):
     torn = '{"train_step": 3'  # of a run that was killed
     (tmp_path / "all-weights" / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows) + torn)
     found = {"steps": "1, 2", "mean difference of probabilities": "4.2e-04"}
-    assert resume.read(f"going on from {tmp_path}/all-weights/checkpoints/global_step_1\n") == found
+    assert resume.read(f"resuming from {tmp_path}/all-weights/checkpoints/global_step_1\n") == found
     with pytest.raises(ValueError, match="the run did not go on from the checkpoint of step 1"):
         resume.read("training ...\n")
 
@@ -176,7 +176,7 @@ def test_every_stage_passes_on_a_cpu(small_policy, tmp_path):
     assert "9 of 9 stages passed." in page
     for words in ("| imports | ok |", "| vLLM | ok |", "sampled 2048 tokens", "| resume after SIGKILL | ok |"):
         assert words in page
-    assert "going on from " in (folder / "resume-after-SIGKILL.log").read_text()
+    assert "resuming from " in (folder / "resume-after-SIGKILL.log").read_text()
     assert "- LoRA: a training worker and its vLLM may take 6." in page
     every = metrics_of(folder / "all-weights")
     assert [step["train_step"] for step in every.values()] == [1, 2]

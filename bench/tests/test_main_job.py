@@ -46,7 +46,7 @@ def test_the_figures_section_names_commit_date_machine_and_versions():
     assert text.startswith(
         "Commit abc1234, 2026-01-02: 2 cores of Some CPU, load 0.1 at the start; Python 3.11.7, torch"
     )
-    assert "| start | 90 s |" in text and "imports" not in text  # which doc/benchmarks.json has
+    assert "| start | 90 s |" in text and "imports" not in text  # which doc/data/benchmarks.json has
 
 
 def test_only_what_stands_between_the_marks_is_replaced():

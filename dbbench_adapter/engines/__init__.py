@@ -99,7 +99,7 @@ def _engine_at(place: Path | str) -> Engine:
             return engine
     names = " or ".join(f"{engine.name}'s" for engine in ENGINES if engine.scheme)
     # a path would be shown with the password
-    raise DatabaseError(f"an address of an unknown kind, expected a path or {names} form (doc/own_database.md)")
+    raise DatabaseError(f"an address of an unknown kind, expected a path or {names} form (doc/guides/database.md)")
 
 
 # backends of DB-Bench

@@ -2,7 +2,7 @@
 
 Nothing in it is medical advice: every drug, disease and company is invented, in English and Chinese. Questions go to
 DIR/train.jsonl and DIR/held_out.jsonl, over different entries. --pairs adds preference pairs for a scorer over the same
-two halves. With --database both are about a database of your own. doc/medical.md describes all of it.
+two halves. With --database both are about a database of your own. See doc/project/predecessors.md.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def read_entries(path: Path) -> list[Entry]:
             names = Counter(row[NAMES[table]] for row in rows)
             found += [_entry(table, row) for row in rows if row[NAMES[table]] and names[row[NAMES[table]]] == 1]
     if not found:
-        raise OutputError(f"{path} has no entry in {' or '.join(NAMES)}; doc/medical.md says what they hold")
+        raise OutputError(f"{path} has no entry in {' or '.join(NAMES)}; see doc/project/predecessors.md")
     return sorted(found, key=lambda entry: (entry.table, str(entry.id)))
 
 

@@ -33,7 +33,9 @@ MAX_IDS = 1 << 17
 
 
 class Form(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, populate_by_name=False)
+    model_config = ConfigDict(
+        extra="forbid", strict=True, frozen=True, populate_by_name=False, use_attribute_docstrings=True
+    )
 
 
 def _not_blank(text: str) -> str:
@@ -227,13 +229,17 @@ ClassifyBody = Annotated[
 ]
 
 
-class ScoreAnswer(BaseModel):
+class Answer(BaseModel):
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+
+class ScoreAnswer(Answer):
     score: float
     truncated: bool = False
     """The field is present only when true."""
 
 
-class PairAnswer(BaseModel):
+class PairAnswer(Answer):
     chosen_score: float
     rejected_score: float
     preference: Literal["chosen", "rejected", "tie"]

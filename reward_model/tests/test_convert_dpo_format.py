@@ -232,7 +232,7 @@ def test_parquet_that_datasets_wrote_with_messages_as_json_is_read(tmp_path):
 
 
 def test_the_example_in_the_documentation_is_what_is_written(run):
-    text = (ROOT / "doc" / "reward_model.md").read_text()
+    text = (ROOT / "doc" / "guides/reward_model.md").read_text()
     example = json.loads(text.split("```json\n")[1].split("```")[0])
     assert run(lines(example))[1] == [example]
     table = {line.split("`")[1] for line in text.splitlines() if line.startswith("| `") and "`--format`" not in line}

@@ -94,7 +94,7 @@ def test_with_tools_a_pair_has_the_schemas_that_the_agent_was_offered(tmp_path, 
     right, wrong = record("a", 1.0, "SELECT 1", tools=TOOLS), record("a", 0.0, "SELECT 2", tools=TOOLS)
     folder = write(tmp_path / "rollouts", right, wrong, record("b", 1.0))
     assert run(folder, tmp_path / "with.jsonl", "--held-out-fraction", "0", "--with-tools") == 0
-    assert "1 rollouts call tools, and their files lack the schemas: play them again" in capsys.readouterr().out
+    assert "1 rollouts call tools, and their files lack the schemas: run them again" in capsys.readouterr().out
     assert run(folder, tmp_path / "without.jsonl", "--held-out-fraction", "0") == 0
     [pair], [bare] = (read_preferences(tmp_path / f"{name}.jsonl") for name in ("with", "without"))
     assert json.loads(pair.tools) == TOOLS

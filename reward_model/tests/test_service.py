@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 BOUND = 5e-6
-"""How far a score may move with its company, float32 on a CPU; doc/reward_test.md states it."""
+"""How far a score may move with its company, float32 on a CPU; doc/guides/reward_model.md states it."""
 CANARY = "kanarienvogel"
 PROMPT, GOOD, BAD = "How many rows are there?", "There are 12 rows.", "No idea."
 TOOLS = [{"type": "function", "function": {"name": "run", "parameters": {"type": "object"}}}]
@@ -379,8 +379,8 @@ def test_the_command_asks_for_people(server, capsys, tmp_path):
 
 
 def test_the_page_of_requests_is_true(http, server):
-    """Each `curl` of doc/reward_test.md is run; its answer has the keys and types of the one on the page."""
-    page = (ROOT / "doc" / "reward_test.md").read_text()
+    """Each `curl` of doc/guides/reward_model.md is run; its answer has the keys and types of the one on the page."""
+    page = (ROOT / "doc" / "guides/reward_model.md").read_text()
     examples = re.findall(r"```bash\n(curl .*?)\n```\n\n```json\n(.*?)\n```", page, re.DOTALL)
     assert len(examples) >= 8
     for command, answer in examples:

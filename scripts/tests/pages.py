@@ -9,35 +9,39 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("README.md", "doc/tutorial_database.md", "doc/tutorial_agent.md", "doc/predecessors.md", "README.zh-CN.md")
-PROGRAM = r"\.venv/bin/\w+|python3?|make|bash|accelerate|agl|vllm|docker|\. \.venv/bin/activate"
+START = ("install", "first_run", "your_database", "your_agent")
+GUIDES = tuple(sorted(f"doc/guides/{page.name}" for page in (ROOT / "doc" / "guides").glob("*.md")))
+PAGES = (
+    "README.md",
+    *(f"doc/start/{name}.md" for name in START),
+    "doc/project/predecessors.md",
+    *GUIDES,
+    "README.zh-CN.md",
+)
+PROGRAM = r"\.venv/bin/\w+|python3?|make|bash|accelerate|agl|vllm|docker|uv|\. \.venv/bin/activate"
 STARTS = re.compile(rf"(?:\w+=\S+ )*(?:{PROGRAM})(?: |$)")
 
 NOT_TYPED = {
-    "make demo-pretrained": "Its tasks are fetched from the hub, and it takes two hours.",
-    "make gpu-check": "It needs a GPU; test_gpu_check.py runs its stages on a CPU.",
     ": make demo$": "It trains for twelve minutes; test_improve.py runs its command with the small policy.",
-    ": make demo-small$": "With --full test_caged_runs.py runs it.",
+    ": make (demo-small|setup|clean)$": "With --full test_caged_runs.py runs the first; the clone has its environment.",
+    "make (demo-pretrained|gpu-check)": "The first takes two hours; test_gpu_check.py runs the stages of the second.",
+    r"^doc/start/install.md: (?!.*doctor$)": "It installs or removes; test_wheel.py, test_container.py do as it says.",
     "--backend mongo|docker compose": "It needs MongoDB or Docker, and its page says that it was not run.",
     r"^README.*agentgrpo improve": "test_improve.py types it.",
-    r"^README.*(?:questions\.json|/mine\b|--model mine)": "test_own_database_recipe.py types it.",
+    r"agentgrpo clean --all|report runs/demo-shop": "It ends other tests' processes, or reads what `make demo` wrote.",
+    r"^doc/guides/": "Its names stand for the reader's own; tests of each command run it.",
 }
 """What is parsed only, and why; so is what a page marks with `*`. Patterns look at the page's name and the command."""
 
 FULL = {
     r"tiny_cpu\.yaml": "It trains for a minute, as tests of that command do.",
-    r"scripts/demo\.sh": "It takes seven minutes.",
-    r"^README.*(?:--num-tasks (?:10|5) |gsm8k_grpo)": "Tests of these commands run them.",
-    r"^README.*(?:accelerate launch|reward (?:merge|serve))": "test_reward_model_chain.py runs them.",
     r"(?:agentgrpo train|train_sql_agent\.py)(?!.*--dry-run)|runs/seller$": "A train step takes two minutes.",
     r"agl store --host|--base-url URL": "It serves a train step, or asks a server that starts in a minute.",
-    r"MODEL --d": "It trains for minutes, or reads what was trained.",
     r"pretrained-policy|smollm2|runs/shop": "The model is fetched, 93 MB, and trained for a quarter of an hour.",
-    r"^doc/predecessors.md: (?:CUDA.* accelerate|python -m reward_model|python infer)": "It repeats the README's.",
-    r"^doc/predecessors.md: python3? (-m )?scripts[./](run_dbbench_greedy|train_sft|train_gsm8k|test_interactive)": (
+    r"predecessors.md: (?:CUDA.* accelerate|python -m reward_model|python infer)": "Tests of these commands run them.",
+    r"predecessors.md: python3? (-m )?scripts[./](run_dbbench_greedy|train_sft|train_gsm8k|test_interactive)": (
         "Tests of these commands run them."
     ),
-    r"^README\.zh-CN\.md": "It repeats those of the other pages.",
 }
 """What is typed with --full only, and why."""
 
@@ -46,7 +50,6 @@ REPLACED = {
     r"\bFILE\.sqlite\b": "shop/shop.sqlite",
     r"--tasks FILE\b": "--tasks brought.json",
     r"_path FILE --output_path FILE\b": "_path brought.json --output_path data/skills.json",
-    r"\bOUT\b": "outputs/scorer",
     r"\bURL --model NAME\b": "http://127.0.0.1:8000/v1 --model mine",
     r"outputs/Qwen2\.5-0\.5B/rl/epoch_3": "outputs/gsm8k_grpo/epoch_1",
 }

@@ -26,7 +26,7 @@ QUESTIONS = [
     Question("q-3", "Which towns are there?", "shop", "SELECT town FROM customer WHERE town IS NOT NULL"),
     Question("q-4", "Let Ann move to Bonn.", "shop", "UPDATE customer SET town = 'Bonn' WHERE id = 1", changes=True),
 ]
-"""Solved anew, solved no longer, still wrong (the first without a column of that name), right both times, unchanged."""
+"""Newly solved, no longer solved, still wrong (first without a column of that name), right both times, unchanged."""
 BEFORE = ["SELECT name FROM customer WHERE id < 3", BO, "SELECT count(custmer) FROM customer",
           QUESTIONS[3].query, "UPDATE customer SET town = 'Bonn' WHERE id = 2"]  # fmt: skip
 AFTER = [NAMES, "SELECT name FROM customer WHERE town = ''", None, QUESTIONS[3].query,

@@ -41,7 +41,7 @@ def test_the_files_of_the_image_are_enough_for_the_commands(tmp_path):
 def test_the_image_is_made_by_the_project_s_own_setup():
     text = (ROOT / "Dockerfile").read_text()
     assert [path for path in re.findall(r"[\w/-]+\.(?:sh|txt)", text) if not (ROOT / path).is_file()] == []
-    # as doc/install.md says for a GPU
-    page = (ROOT / "doc" / "install.md").read_text()
+    # as doc/start/install.md says for a GPU
+    page = (ROOT / "doc" / "start/install.md").read_text()
     for line in ("--no-deps -r requirements-gpu.txt", "--no-deps --editable .", "uv venv --python 3.11 .venv"):
         assert line in page and line in text

@@ -1,20 +1,18 @@
 """Every command spells its flags alike, and what the predecessors' users type means what it always meant."""
 
-import argparse
 import functools
-import importlib
 import re
 import shlex
-import sys
 from pathlib import Path
 
 import pytest
 
 from agentgrpo import main
 from agentgrpo.flags import Parser
+from scripts.pages.commands import parsed
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "doc" / "predecessors.md").read_text()
+PAGE = (ROOT / "doc" / "project/predecessors.md").read_text()
 STARTS = re.compile(r"^    (?:execute\(main\)|run_module\()", re.MULTILINE)
 READS_FLAGS = re.compile(r"[^.]\bParser\(|parse_args\(|import parse$", re.MULTILINE)
 COMMANDS = sorted(
@@ -26,29 +24,6 @@ COMMANDS = sorted(
         if "tests" not in file.parts and STARTS.search(text := file.read_text()) and READS_FLAGS.search(text)
     }
 )
-
-
-class Parsed(Exception):
-    """Ends a command once it has parsed its flags."""
-
-    def __init__(self, parser: Parser, flags: dict[str, object]) -> None:
-        self.parser, self.flags = parser, flags
-
-
-def parsed(command: str, *words: str) -> Parsed:
-    """Return the parser of a command, and what it reads from the words; the command stops there."""
-    whole = argparse.ArgumentParser.parse_known_args
-
-    def stop(parser, args=None, namespace=None):
-        raise Parsed(parser, vars(whole(parser, args, namespace)[0]) if words else {})
-
-    with pytest.MonkeyPatch.context() as patch:
-        module = importlib.import_module(command)
-        patch.setattr(argparse.ArgumentParser, "parse_known_args", stop)
-        patch.setattr(sys, "argv", [command, *words])
-        with pytest.raises(Parsed) as caught:
-            module.main()
-    return caught.value
 
 
 @functools.cache

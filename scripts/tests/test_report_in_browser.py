@@ -123,7 +123,7 @@ def test_a_click_on_a_question_shows_reference_rows_and_the_databases_words(runs
 def test_the_questions_are_filtered_by_result_and_by_words_and_a_link_keeps_both(runs, page):
     page.show(runs / "two/report.html")
     assert page.texts("#filter-result option") == [
-        "all", "solved anew (1)", "no longer solved (1)", "still wrong (2)", "right both times (1)",
+        "all", "newly solved (1)", "no longer solved (1)", "still wrong (2)", "right both times (1)",
     ]  # fmt: skip
     set_field(page, "filter-result", "still wrong", "onchange")
     assert asked(page) == ["q-2", "q-4"]
@@ -190,8 +190,8 @@ def test_that_nothing_was_learnt_is_the_headline(runs, page):
     assert page.texts("#headline p")[:-1] == [
         "Nothing was learnt: in its one train step no group had rewards that differ.",
         "Held-out success: 40% (12% to 77%, 2 of 5) before, 40% (12% to 77%, 2 of 5) after 1 step.",
-        "1 of 5 tasks solved anew, 1 no longer: not clear (McNemar's exact test, p = 1).",
-        "doc/troubleshooting.md says what to change, under `Success does not rise`.",
+        "1 of 5 tasks newly solved, 1 no longer solved: not clear (McNemar's exact test, p = 1).",
+        "doc/operate/troubleshooting.md says what to change, under `Success does not rise`.",
     ]
 
 

@@ -27,7 +27,7 @@ def table(page):
 def test_what_changed_stands_first_then_what_is_still_wrong(run):
     rows = side_by_side(*validations(run.trajectories))
     assert [(row["task_id"], row["result"]) for row in rows] == [
-        ("q-0", "solved anew"),
+        ("q-0", "newly solved"),
         ("q-1", "no longer solved"),
         ("q-2", "still wrong"),
         ("q-4", "still wrong"),

@@ -103,7 +103,7 @@ def test_the_extras_for_a_gpu_come_to_the_pinned_packages(wheel, tmp_path):
     """Resolved, not installed: this machine need not have a GPU."""
     wanted, overrides = tmp_path / "wanted.txt", tmp_path / "overrides.txt"
     wanted.write_text(f"agentgrpo[gpu,trackers,mongo,apo] @ file://{wheel}\n")
-    overrides.write_text("packaging>=25,<26\n")  # as doc/install.md says
+    overrides.write_text("packaging>=25,<26\n")  # as doc/start/install.md says
     said = run(
         uv_path(), "pip", "compile", "--quiet", "--no-header", "--no-annotate", "--python-version", "3.11",
         "--python-platform", "x86_64-unknown-linux-gnu", "--constraint", ROOT / "requirements-gpu.txt",

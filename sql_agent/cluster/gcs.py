@@ -21,7 +21,7 @@ ANSWER_S = 10.0
 CONNECT_S = 3.0
 NOTICED_S = 60.0
 """Ray notices within this time that a raylet was killed."""
-START = "doc/cluster.md has the commands"
+START = "doc/guides/cluster.md has the commands"
 
 
 @dataclass(frozen=True)

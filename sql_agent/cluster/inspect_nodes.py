@@ -1,7 +1,7 @@
 """Looks at every node of a Ray cluster before anything loads, and refuses what users of clusters get wrong most.
 
-The rest is left to the errors of Ray, verl and torch (doc/cluster.md). It runs in a process of its own, since the
-command forks its runners later, which no process that has talked to Ray may do.
+The rest is left to the errors of Ray, verl and torch (doc/guides/cluster.md). It runs in a process of its own, since
+the command forks its runners later, which no process that has talked to Ray may do.
 """
 
 from __future__ import annotations

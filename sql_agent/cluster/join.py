@@ -158,7 +158,7 @@ class NodeWatch:
         return False
 
     def _without_head(self) -> str:
-        return f"Ray's head at {self._head[0]}:{self._head[1]} is gone; start Ray anew on every node, and {GO_ON}"
+        return f"Ray's head at {self._head[0]}:{self._head[1]} is gone; start Ray again on every node, and {GO_ON}"
 
 
 def nodes_in_use() -> set[str]:

@@ -1,9 +1,9 @@
-"""What could a policy break? `agentgrpo check-env FILE.py:NAME [--tasks FILE]`
+"""Tests an environment without a model: `agentgrpo check-env FILE.py:NAME [--tasks FILE]`
 
-The command shows the tools and the first prompt as a model reads them, plays scripted and random calls through real
-episodes without any model, and says what it finds: exceptions, hangs, verdicts without effort, state that leaks from
+The command shows the tools and the first prompt as a model reads them, runs scripted and random calls through real
+episodes without any model, and prints what it finds: exceptions, hangs, verdicts without effort, state that leaks from
 one episode to the next, prompts that contain the answer. The exit status is 0 without a problem, 1 with one, and 2 if
-nothing could be played.
+nothing could be run.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _tasks(environment: Environment, file: Path | None) -> list[Any]:
 
 def _show(console: Console, environment: Environment, tasks: Sequence[Any], there: int) -> None:
     replies = environment.max_replies(AgentConfig())
-    console.print(f"{len(tasks)} of {there} tasks are played, with {replies} replies at most\n\ntools:")
+    console.print(f"{len(tasks)} of {there} tasks are run, with at most {replies} replies\n\ntools:")
     for tool in environment.tools:
         console.print(f"  {escape(json.dumps(tool['function'], ensure_ascii=False))}")
     if not environment.tools:
@@ -80,7 +80,7 @@ def _show(console: Console, environment: Environment, tasks: Sequence[Any], ther
 
 
 def _tell(console: Console, report: CheckReport) -> int:
-    table = Table("play", box=None)
+    table = Table("script", box=None)
     for column in ("n", "worth", "least", "most", "solved", "lost"):
         table.add_column(column, justify="right")
     for name in PLAYS:
@@ -102,7 +102,7 @@ def _tell(console: Console, report: CheckReport) -> int:
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser(
-        prog="agentgrpo check-env", description="Play an environment without a model; say what could break."
+        prog="agentgrpo check-env", description="Run an environment without a model, and list what could break."
     )
     parser.add_argument("environment", help="FILE.py:NAME, module:NAME, an entry point, or a registered name")
     parser.add_argument(
@@ -112,15 +112,13 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         type=named_rows,
         help="rows for the environment, JSONL or parquet; registered ones make their own",
     )
-    parser.add_argument(
-        "--limit", type=int, default=8, help="tasks that are played, evenly over their kinds (default 8)"
-    )
+    parser.add_argument("--limit", type=int, default=8, help="tasks to run, evenly over their kinds (default 8)")
     parser.add_argument(
         "--call-timeout-s",
         "--call-timeout",
         type=float,
         default=5.0,
-        help="seconds after which a call hangs (default 5)",
+        help="seconds after which a call counts as hanging (default 5)",
     )
     args = parser.parse_args(argv)
     if args.limit < 1 or args.call_timeout_s <= 0:

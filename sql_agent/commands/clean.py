@@ -102,7 +102,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser(
         prog="agentgrpo clean",
         description="List what killed training runs left behind: processes, databases, sockets, temporary files.",
-        epilog="Without an option nothing is removed. A run that goes on is never touched.",
+        epilog="Without an option nothing is removed. A run in progress is never touched.",
     )
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--run-id", metavar="ID", help="remove what is left of this run")

@@ -1,4 +1,4 @@
-"""Demonstrations from right rollouts: `agentgrpo collect --rollouts DIR --output FILE.jsonl`.
+"""Makes demonstrations from correct rollouts: `agentgrpo collect --rollouts DIR --output FILE.jsonl`.
 
 It reads the files of `agentgrpo evaluate --samples N` and of training (RUN_DIR/trajectories), keeps the rollouts that
 the judge calls right, a few of each task, and writes conversations that `agentgrpo sft --dataset FILE.jsonl` learns.
@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--rollouts", type=Path, required=True, metavar="DIR", help="folder with *.jsonl, also in subfolders"
     )
-    parser.add_argument("--output", type=Path, required=True, metavar="FILE.jsonl", help="the demonstrations")
+    parser.add_argument("--output", type=Path, required=True, metavar="FILE.jsonl", help="file for the demonstrations")
     parser.add_argument(
         "--per-task", type=int, default=PER_TASK, metavar="N", help=f"most rollouts of one task; default {PER_TASK}"
     )

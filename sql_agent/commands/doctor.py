@@ -1,4 +1,4 @@
-"""Can a run start on this machine? `agentgrpo doctor [--model MODEL] [--database PATH]`
+"""Checks whether a run can start on this machine: `agentgrpo doctor [--model MODEL] [--database PATH]`
 
 Each check prints one line; after a problem comes the line that mends it. The exit status is 0 if a run can start (there
 may be warnings) and 1 if it cannot. The command works where packages are broken. With a model, and the run's settings
@@ -25,22 +25,22 @@ SCHEMA_FORMS = ("compact", "ddl", "linked", "qualified")
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = Parser(prog="agentgrpo doctor", description="Can a run start on this machine?")
+    parser = Parser(prog="agentgrpo doctor", description="Check whether a run can start on this machine.")
     parser.add_argument(
         "--model",
         type=named_path,
-        help="model to look at: a folder, or the id (ORG/NAME) of one in the Hugging Face cache",
+        help="model to check: a folder, or the id (ORG/NAME) of one in the Hugging Face cache",
     )
     parser.add_argument(
         "--protocol",
         choices=PROTOCOLS,
         default="fc",
-        help="protocol that the model has to play (agent.protocol); default fc",
+        help="protocol of the agent (agent.protocol); default fc",
     )
     parser.add_argument(
         "--port",
         type=port_number,
-        help=f"port of a store that is kept outside the run, as {STORE_PORT}; it has to be free",
+        help=f"port for an external store, e.g. {STORE_PORT}; it has to be free",
     )
     parser.add_argument(
         "--database",
@@ -49,7 +49,7 @@ def main(argv: list[str] | None = None) -> int:
         "postgresql://user:password@host:port/database",
     )
     parser.add_argument(
-        "--env", help="what to train on, as in training: dbbench (default), your own, FILE.py:NAME, or another's name"
+        "--env", help="environment, as in training: dbbench (default), your own, FILE.py:NAME, or another name"
     )
     parser.add_argument(
         "--agent", metavar="FILE.py:NAME", help="your own agent, as in training; --train-file has its rows"
@@ -57,7 +57,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--train-file", "--tasks", type=named_rows, help="tasks to train on; with --database their references are run"
     )
-    parser.add_argument("--val-file", type=named_rows, help="held-out tasks, likewise")
+    parser.add_argument("--val-file", type=named_rows, help="held-out tasks, checked in the same way")
     parser.add_argument(
         "--columns", metavar="question=COLUMN,...", help="with --database: your names of the columns, as in training"
     )
@@ -120,7 +120,9 @@ def look_at_training(model: Path, config: Path | None, overrides: list[str]) -> 
         cpu = use_cpu(cfg.engine, cfg.cluster)
     except ValueError as error:
         what, _, remedy = str(error).partition("; ")
-        return [("settings", Finding(" ".join(overrides), (Problem(what, remedy or "doc/training.md has them"),)))]
+        return [
+            ("settings", Finding(" ".join(overrides), (Problem(what, remedy or "doc/reference/settings.md has them"),)))
+        ]
     cfg = cfg.model_copy(update={"model": model_folder(model, fetch=False)})
     return examine(
         trained=cfg.model, **training_of(cfg.engine, cfg.data, cpu=cpu), memory_of=cfg, gpus=gpus_of(cpu=cpu)

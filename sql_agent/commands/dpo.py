@@ -1,16 +1,16 @@
-"""Train a chat model on pairs by direct preference optimisation (DPO): the loss is on what the assistant says.
+"""Train a chat model on pairs by direct preference optimisation (DPO): the loss is on the assistant's tokens.
 
     agentgrpo dpo --model outputs/sft --dataset pairs.jsonl --run-dir outputs/dpo
     agentgrpo dpo --model MODEL --dataset preferences.parquet --beta 0.1 --num-epochs 2
 
 --dataset is a file of pairs, and each row has a better and a worse continuation of a prompt:
-  pairs made of the agent's own rollouts, by `agentgrpo reward pairs --with-tools`
-  what agentgrpo reward convert writes
-  what it reads: TRL's forms and others, as JSONL, JSON or parquet
+  pairs of the agent's own rollouts, by `agentgrpo reward pairs --with-tools`
+  output of agentgrpo reward convert
+  TRL's forms and others that it reads, as JSONL, JSON or parquet
 A tenth of the prompts is held out (--held-out-fraction), or --val-file FILE has the held-out pairs.
 
 The command writes an adapter with its tokenizer, which every --model takes (a whole model with --lora-rank 0),
-metrics.jsonl, dpo.json and checkpoints/ into --run-dir. doc/dpo.md explains it.
+metrics.jsonl, dpo.json and checkpoints/ into --run-dir. doc/guides/dpo.md explains it.
 """
 
 from collections.abc import Sequence

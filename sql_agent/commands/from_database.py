@@ -2,8 +2,8 @@
 
 The command needs no model and no question of yours. It writes rows with `question`, `query`, `db_id`, `skill` and
 `difficulty`, which every command that takes `--database` reads by `--train-file`. Questions call tables and columns by
-the words of their names; each query was run, and its answer says something. A folder of databases gets as many
-questions of each.
+the words of their names. Each query was run, and its answer is neither empty nor 0. Each database of a folder gets as
+many questions as the others.
 """
 
 import json
@@ -63,7 +63,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="your own SQLite or DuckDB file, a folder with DB_ID/DB_ID.sqlite, or mysql:// or "
         "postgresql://user:password@host:port/database",
     )
-    parser.add_argument("--num-questions", type=int, default=500, help="of all databases together; default 500")
+    parser.add_argument(
+        "--num-questions", type=int, default=500, help="number of questions over all databases; default 500"
+    )
     parser.add_argument("--output", type=Path, required=True, help="the JSONL file to write")
     parser.add_argument("--seed", type=int, default=0, help="the same seed makes the same questions; default 0")
     parser.add_argument("--overwrite", action="store_true", help="replace the file if it exists")
@@ -97,5 +99,5 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("  ".join(f"{key} {count}" for key, count in Counter(row[name] for row in rows).most_common()))
     print(f"{len(rows)} questions in {time.monotonic() - began:.1f} s: {args.output}")
     if len(rows) < args.num_questions:
-        print(f"the database gives no more than these; {args.num_questions} were asked for")
+        print(f"the database yields no more questions; {args.num_questions} were requested")
     return 0

@@ -2,10 +2,10 @@
 
     agentgrpo greedy-grpo --model models/tiny-sql --learning-rate 1e-3
 
-Each task is played in one greedy episode, which counts for the accuracy, then in `group_size` sampled ones; a GRPO
-update of a LoRA adapter follows at once. Rewards: correct +1, wrong -1, out of turns -0.8, illegal -0.2. The command
-writes adapter/ (with the tokenizer), metrics.jsonl, trajectories.jsonl and checkpoints/ into --run-dir.
-doc/local_rl.md explains it.
+Each task has one greedy episode, which counts for the accuracy, then `group_size` sampled ones. A GRPO update of a
+LoRA adapter follows at once. Rewards: correct +1, wrong -1, out of turns -0.8, illegal -0.2. The command writes
+adapter/ (with the tokenizer), metrics.jsonl, trajectories.jsonl and checkpoints/ into --run-dir. doc/guides/local.md
+explains it.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ def parse_args(argv: Sequence[str] | None = None) -> tuple[GreedyGrpoConfig, boo
     parser.add_argument(
         "--preset",
         choices=tuple(PRESETS),
-        help="rllm: protocol and judge lab and 3 rounds, as the rLLM predecessor had them; flags that are given win",
+        help="rllm: protocol and judge lab, and 3 rounds, as in the rLLM predecessor; other flags override them",
     )
     args = parser.parse_args(argv)
     for name, value in PRESETS.get(args.preset, {}).items():

@@ -3,11 +3,11 @@
     agentgrpo gsm8k --model MODEL --dataset gsm8k --group-size 4
     agentgrpo gsm8k --num-tasks 5      # a quick test: the small policy on generated problems
 
-Each epoch plays --group-size episodes of every problem, --batch-size problems side by side, and updates a LoRA adapter
+Each epoch runs --group-size episodes of every problem, --batch-size problems side by side, and updates a LoRA adapter
 after each batch, as agentgrpo local does on any environment. Reward: 1 for the right number after ####,
 else 0. --dataset is gsm8k (from the hub or its cache), a JSONL or parquet FILE of the same form, or generated (no
 network). The command writes epoch_N/ (adapter and tokenizer), metrics.jsonl, trajectories.jsonl and checkpoints/ into
---run-dir. doc/gsm8k.md explains it.
+--run-dir. doc/project/predecessors.md explains it.
 """
 
 import os

@@ -7,9 +7,9 @@
     agentgrpo interactive --model outputs/gsm8k_grpo/epoch_1
 
 The command shows thoughts, tool calls and results as they happen. Questions follow one another in one conversation
-until :new; :tasks and :task N ask the tasks of --tasks (or generated ones), whose answers are judged. An adapter of the
-local trainers says what it was trained on; of other models, and of your own environment, --env says it. :help lists the
-commands, Ctrl-C stops a reply, Ctrl-D ends. doc/interactive.md shows a conversation.
+until :new. :tasks lists the tasks of --tasks, or generated ones; :task N asks one, whose answer is judged. An adapter
+of the local trainers names its environment; for other models, and for your own environment, give --env. :help lists
+the commands, Ctrl-C stops a reply, Ctrl-D ends. doc/guides/evaluate.md shows a conversation.
 """
 
 import argparse

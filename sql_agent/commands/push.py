@@ -43,7 +43,7 @@ LOG_IN = f"log in with `{program_command('hf', 'auth', 'login')}`, with a token 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = described_parser("agentgrpo push", __doc__)
     parser.add_argument("run_dir", type=Path, help="the run's folder (--run-dir of the training command)")
-    parser.add_argument("repo", metavar="ORG/NAME", help="the repository; it is made if it is not there")
+    parser.add_argument("repo", metavar="ORG/NAME", help="the repository, which is created if it does not exist")
     visibility = parser.add_mutually_exclusive_group()
     visibility.add_argument("--private", action="store_true", help="only you and your organisation see it (default)")
     visibility.add_argument("--public", action="store_true", help="everybody sees a new repository")
@@ -171,7 +171,7 @@ def license_on_hub(run: Run, api: Any) -> str | None:
 def notes(run: Run) -> Iterator[str]:
     yield f"card: {run.folder / CARD}, {'as you edited it' if is_edited(run) else 'as `agentgrpo report` writes it'}"
     if run.state == "running":
-        yield f"note: the run goes on; this is its model after step {run.step} or before"
+        yield f"note: the run is still running; this is its model after step {run.step} or earlier"
     base = base_of(run)
     if run.model and (run.model / ADAPTER_CONFIG).is_file() and hub_id(base) is None:
         merge = agentgrpo_command("merge", "--adapter", run.model, "--output", "MERGED")

@@ -69,7 +69,7 @@ def reads_rows(backend: Backend) -> Known:
 def main() -> None:
     parser = Parser(prog="agentgrpo tasks replay", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("files", type=Path, nargs="+", help="task files of any form")
-    parser.add_argument("--backends", default="sqlite,mariadb", help="default sqlite,mariadb")
+    parser.add_argument("--backends", default="sqlite,mariadb", help="databases to replay on; default sqlite,mariadb")
     args = parser.parse_args()
     print("| file | backend | protocol | tasks | with the gold: own judge, strict | from the rows: own judge, strict |")
     print("| --- | --- | --- | --- | --- | --- |")

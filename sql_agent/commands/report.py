@@ -117,10 +117,10 @@ def _size(file: Path) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser(prog="agentgrpo report", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("run_dir", type=Path, help="the run's folder (--run-dir of the training command)")
-    parser.add_argument("other", nargs="?", type=Path, metavar="run_dir", help="another run's, to compare the two")
     parser.add_argument(
-        "--follow", action="store_true", help="write the page again after each step while the run goes on"
+        "other", nargs="?", type=Path, metavar="run_dir", help="another run's folder, to compare the two"
     )
+    parser.add_argument("--follow", action="store_true", help="write the page again after each step until the run ends")
     args = parser.parse_args(argv)
     if args.other and args.follow:
         parser.error("--follow is for one run; leave it out to compare two")

@@ -1,19 +1,19 @@
-"""Fine-tune a chat model on demonstrations: the loss is on what the assistant says, and on nothing else.
+"""Fine-tune a chat model on demonstrations: the loss is on the assistant's tokens only.
 
     agentgrpo sft --num-tasks 10 --num-epochs 1      # a quick test: the small policy, generated tasks
     agentgrpo sft --model MODEL --dataset dbbench --run-dir outputs/sft
     agentgrpo sft --model MODEL --dataset demonstrations.jsonl --num-epochs 3
 
 --dataset is one of
-  dbbench   DB-Bench tasks played by the scripted oracle: the episodes that the judge calls right (the default)
+  dbbench   DB-Bench tasks solved by the scripted oracle: the episodes that the judge calls right (the default)
   text2sql  your own questions with their reference queries: --database FILE.sqlite --train-file train.json
   gsm8k     GSM8K's solutions with calculator calls; gsm8k:FILE and gsm8k:generated need no network
   FILE      JSONL in TRL's forms: {"messages": [...], "tools": [...]}, {"prompt": ..., "completion": ...} with messages
             or texts, {"text": ...}; texts are learnt without a chat template
-Without it, --env FILE.py:NAME plays the references in the rows of --train-file in an environment of your own.
+Without it, --env FILE.py:NAME runs the references in the rows of --train-file in your own environment.
 
 The command writes an adapter with its tokenizer, which every --model takes (a whole model with --lora-rank 0),
-metrics.jsonl, sft.json and checkpoints/ into --run-dir. doc/sft.md explains it.
+metrics.jsonl, sft.json and checkpoints/ into --run-dir. doc/guides/fine_tuning.md explains it.
 """
 
 from __future__ import annotations

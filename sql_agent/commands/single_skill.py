@@ -1,10 +1,10 @@
-"""Train a model on one SQL skill at a time with REINFORCE, in this process, as a YAML file says.
+"""Train a model on one SQL skill at a time with REINFORCE, in this process, with the settings of a YAML file.
 
     agentgrpo single-skill --config sql_agent/configs/single_skill/experiments/tiny_cpu.yaml
 
 Each episode draws a skill, then a task of it; all skills share one LoRA adapter. The command writes
 sessions/episodes.jsonl, logs/metrics.jsonl, logs/success.png and checkpoints/ into
-outputs/rl_training/<model>/db_bench/<timestamp>. doc/single_skill_rl.md has the settings.
+outputs/rl_training/<model>/db_bench/<timestamp>. doc/guides/local.md has the settings.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from agentgrpo.printed_commands import shipped_settings
 from agentgrpo.processes import ends_in_order
 from sql_agent.local.model_files import check_device
 from sql_agent.local.start import load_libraries, report_failures, trained_here
+from sql_agent.reward_functions.load import judges_of
 from sql_agent.settings.single_skill import ExperimentConfig, LanguageModelConfig, load_experiment, said_here
 from sql_agent.startup.machine import this_machine
 from sql_agent.success_rate import Rate
@@ -45,11 +46,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         type=Path,
         required=True,
         metavar="FILE",
-        help="experiment; files it imports are found from it",
+        help="experiment file; its imports are relative to it",
     )
     parser.add_set("training.grad_accum=8 seed=1")
     parser.add_argument(
-        "--resume", type=Path, metavar="RUN_DIR", help="go on with this run from its last checkpoint, same settings"
+        "--resume",
+        type=Path,
+        metavar="RUN_DIR",
+        help="resume this run from its last checkpoint, with the same settings",
     )
     only = parser.add_mutually_exclusive_group()
     only.add_argument("--dry-run", action="store_true", help="print the settings and stop")
@@ -73,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return check_experiment(cfg)
         require(run_dir=run_dir)
         require(**trained_here(cfg.language_model))
-        require(scorer=cfg.task.reward_model, judge=cfg.task.llm_judge)
+        require(scorer=cfg.task.reward_model, **judges_of(cfg.task.rollout, cfg.task.llm_judge))
         load_libraries()
         with ends_in_order():
             run(cfg, run_dir, resumed=args.resume is not None)

@@ -25,7 +25,7 @@ def main() -> None:
     parser.add_argument(
         "--flawed",
         action="store_true",
-        help=f"sort {100 * FLAWED_SHARE:.0f} %% of what it is shown to sort downwards the wrong way",
+        help=f"sort {100 * FLAWED_SHARE:.0f} %% of the descending sorts in its demonstrations the wrong way",
     )
     args = parser.parse_args()
     if args.steps < 1:

@@ -1,1 +1,1 @@
-"""Grade-school word problems in the form of GSM8K, for an agent with a calculator (doc/gsm8k.md)."""
+"""Grade-school word problems in the form of GSM8K, for an agent with a calculator (doc/project/predecessors.md)."""

@@ -97,7 +97,7 @@ class Transcript:
     def _why(self, answered: Answered) -> str:
         stop = answered.record.stop_reason
         if answered.stopped:
-            return "stopped; what it had said stays in the conversation"
+            return "stopped; the reply so far stays in the conversation"
         if answered.cut:
             return f"cut off: a reply has at most {self._max_new_tokens} tokens (--max-tokens) and has to fit"
         return {

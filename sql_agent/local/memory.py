@@ -2,7 +2,7 @@
 
 The formulas are for the models that `sql_agent.model_shape` knows. They count what autograd keeps of each layer with a
 LoRA adapter, the KV cache, and a tile of logits; libraries such as accelerate only estimate weights. Leaves out CUDA's
-own memory (about 0.5 GB), fragmentation, and models of other kinds. doc/benchmarks.md has the estimate's error.
+own memory (about 0.5 GB), fragmentation, and models of other kinds. doc/project/benchmarks.md has the estimate's error.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ to a model of transformers, on a GPU if `shared_prompts` is set. Capped scores a
 
 The logits of 1,000 positions over a vocabulary of 152,000 take 600 MB. On a CPU `sql_agent.log_probs` computes them for
 a tile of the vocabulary at a time. On a GPU, and for output layers with a bias, a cap or a factor, TRL's
-`ChunkedLogProbFunction` does; on two cores it takes two to four times as long (doc/log.md). Both are called on the
+`ChunkedLogProbFunction` does; on two cores it takes two to four times as long (archive/log.md). Both are called on the
 hidden states of the chosen positions, because TRL's trainers compute the logits of prompts and padding too on a CPU. An
 output layer with an adapter is refused, since they would ignore the adapter.
 """

@@ -214,6 +214,8 @@ class InProcess:
 
     async def collect(self) -> None:
         queued, self._queued = self._queued, []
+        if not queued:
+            return
         sampling = [self._sampling if r.temperature is None else Sampling(r.temperature) for r in queued]
         played = self._player.play([self._task_of(rollout.task) for rollout in queued], sampling)
         free = asyncio.Semaphore(REWARDED_TOGETHER)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-REMEDY = "start anew in another folder, or move these away to begin this run again from its first task"
+REMEDY = "start again in another folder, or move these away to begin this run again from its first task"
 STATE = "state.json"
 KEPT = 2
 """Number of checkpoints that stay: the newest, and the one before it in case the newest gets damaged."""
@@ -170,7 +170,7 @@ class RunFolder:
                 if fixed and now.get(name) != earlier.get(name):
                     raise UsageError(
                         f"the run in {path} was started with {name} = {earlier.get(name)}, now it is {now.get(name)}; "
-                        "resume with the same settings, or start anew in another folder"
+                        "resume with the same settings, or start again in another folder"
                     )
 
     def begin(self, **facts: Any) -> None:

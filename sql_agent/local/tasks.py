@@ -66,8 +66,8 @@ def check_judged(environment: Environment, cfg: LocalGrpoConfig) -> None:
     if not environment.judged and cfg.reward_model.url is None and not functions(cfg.rollout.weights):
         raise ValueError(
             f"nobody can tell right from wrong in environment {cfg.env_type}; give the class a `get_reward` or a "
-            "`judge` (doc/own_environment.md), or a function of its record, --reward FILE.py:NAME, or a reward model, "
-            "--reward-model-url"
+            "`judge` (doc/guides/environment.md), or a function of its record, --reward FILE.py:NAME, or a reward "
+            "model, --reward-model-url"
         )
 
 

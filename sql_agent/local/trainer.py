@@ -35,7 +35,9 @@ from sql_agent.local.presets import Group, Preset
 from sql_agent.local.rollouts import REWARDED_TOGETHER, InProcess, Player
 from sql_agent.local.run_folder import KEPT, RunFolder
 from sql_agent.local.start import start_policy
+from sql_agent.names import RANKING
 from sql_agent.reward_functions.load import load_functions
+from sql_agent.reward_functions.ranking import ranker_of
 from sql_agent.source.datatypes import PendingGroup, Rollout, StopError, Task
 from sql_agent.source.dynamic_sampling import zero_variance
 from sql_agent.source.metrics import CORRECT, SCORE, WINDOW, RewardHackingAlarm
@@ -89,6 +91,7 @@ class Trainer:
             keep=self._keep,
             credit=self._credit,
             names=names_for_stops(folder),
+            ranker=ranker_of(cfg.llm_judge, folder.path) if RANKING in cfg.rollout.weights else None,
         )
         self._loop = asyncio.new_event_loop()  # `asyncio.run` would delay Ctrl-C until a batch is played
         self._means, self._saved = progress.means, progress.batches

@@ -1,7 +1,7 @@
 """How the losses of tokens become that of a local trainer's batch, and the KL beside them. Pure functions.
 
 Tensors have the shape (B, T): B sequences, T tokens. A loss is a weighted sum over tokens: `token_weights` is computed
-once for the whole batch, so the losses of its micro-batches add up to that of the batch. doc/local_losses.md has
+once for the whole batch, so the losses of its micro-batches add up to that of the batch. doc/concepts/losses.md has
 formulas and differences to verl and TRL.
 """
 

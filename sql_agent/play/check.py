@@ -129,7 +129,7 @@ def _repeat(make: Callable[[], Environment], tasks: Sequence[Any], report: Check
     for again, words in (
         (afresh, "on a new object, so something outside of it (a global, a class attribute, a file) remembers the "
                  "first episode, or the file draws lots in its own way"),
-        (used, "on an object that had played other episodes: `reset` does not set everything back"),
+        (used, "on an object that had run other episodes: `reset` does not reset everything"),
         (beside, "beside an episode of another task: the two share something, a class attribute or a file for example"),
     ):  # fmt: skip
         if difference := _difference(first, again):
@@ -153,7 +153,7 @@ def _lost(report: CheckReport) -> None:
     for reason, count in Counter(each.lost for each in report.played if each.lost).items():
         one = next(each for each in report.played if each.lost == reason)
         after = f"; the last call was {one.called[-1]}" if one.called else ""
-        report.add("problem", f"{count} plays were lost under {reason} (task {one.task.id!r}{after})\n{one.error}")
+        report.add("problem", f"{count} episodes were lost under {reason} (task {one.task.id!r}{after})\n{one.error}")
 
 
 def _raised(raised: Sequence[tuple[str, RaisedError]], report: CheckReport) -> None:
@@ -185,7 +185,7 @@ def _effort(report: CheckReport) -> None:
     idle = [each for each in report.of("nothing", "talk") if each.value is not None]
     paid = [each for each in idle if each.value and each.value > 0 and each.success != 1.0]
     if paid:
-        report.add("problem", f"{paid[0].name} is worth {paid[0].value:g} on {len(paid)} of {len(idle)} plays")
+        report.add("problem", f"{paid[0].name} is worth {paid[0].value:g} on {len(paid)} of {len(idle)} episodes")
     means = {name: _mean(report.of(name)) for name in PLAYS}
     acting, resting = means["random calls"], means["nothing"]
     if acting is not None and resting is not None and resting > acting:
@@ -196,7 +196,7 @@ def _effort(report: CheckReport) -> None:
         report.add("problem", f"the reference does not solve {len(unsolved)} of {len(report.of('reference'))} tasks, "
                               f"for example {unsolved[0].task.id!r}: {unsolved[0].score}")  # fmt: skip
     if best is not None and all(each.value == best for each in report.played if each.value is not None):
-        report.add("note", f"every play was worth {best:g}: nothing here shows that a task can be solved; a column "
+        report.add("note", f"every episode was worth {best:g}: nothing here shows that a task can be solved; a column "
                            "`reference` with the calls of a solution would")  # fmt: skip
 
 

@@ -121,7 +121,7 @@ def _questions(pair: Pair) -> str:
         return questions_table(pair.second, [], [], "There is no task to compare.")
     first, second = pair.names
     words = {
-        "solved anew": f"{second} alone",
+        "newly solved": f"{second} alone",
         "no longer solved": f"{first} alone",
         "still wrong": "neither",
         "right both times": "both",

@@ -12,11 +12,11 @@ Answers = Mapping[str, Row]
 # What became of a question, in the order of the table: first what a person looks for. The last three are those of a
 # single validation.
 RESULTS = (
-    *("solved anew", "no longer solved", "still wrong", "higher reward", "lower reward", "same reward", "not judged"),
+    *("newly solved", "no longer solved", "still wrong", "higher reward", "lower reward", "same reward", "not judged"),
     *("right both times", "wrong", "right", "rewarded"),
 )
 _WORDS = {  # of a pair of results
-    (False, True): "solved anew",
+    (False, True): "newly solved",
     (True, False): "no longer solved",
     (False, False): "still wrong",
     (True, True): "right both times",

@@ -18,7 +18,7 @@ from dbbench_adapter.datatypes import Score
 from sql_agent.datatypes import success_of
 from sql_agent.report.names import named_as_train
 
-ZERO_VARIANCE_PAGE = "doc/troubleshooting.md says what to change, under `Success does not rise`"
+ZERO_VARIANCE_PAGE = "doc/operate/troubleshooting.md says what to change, under `Success does not rise`"
 
 Row = dict[str, Any]
 State = Literal["running", "finished", "stopped"]
@@ -121,7 +121,7 @@ class ValidationChange:
         return f"{clear} (McNemar's exact test, p = {self.p_value:.2g})"
 
     def __str__(self) -> str:
-        return f"{self.gained} of {self.tasks} tasks solved anew, {self.lost} no longer: {self.clarity}"
+        return f"{self.gained} of {self.tasks} tasks newly solved, {self.lost} no longer solved: {self.clarity}"
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Supports your own rewards: functions from a rollout's record to a number (doc/training.md, "A reward of your own").
+"""Supports your own rewards: functions from a rollout's record to a number (doc/guides/rewards.md).
 
 `RewardRecord` and `RewardUnavailable` are the public interface. `load` finds the functions before a run, `ask` calls
 them when a rollout has ended, and `judge` is a function of ours: an LLM behind an OpenAI-compatible address.

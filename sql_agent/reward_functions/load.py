@@ -9,9 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from agentgrpo.user_files import SourceFile, UserFileError, load_object, place
-from sql_agent.names import JUDGE, functions, label
+from sql_agent.names import JUDGE, RANKING, functions, label
 from sql_agent.reward_functions.datatypes import LoadedReward
 from sql_agent.reward_functions.judge import judge_function
+from sql_agent.reward_functions.ranking import ranking_function
 from sql_agent.settings.groups import JudgeConfig
 from sql_agent.settings.main_job import RolloutConfig
 
@@ -27,9 +28,16 @@ def load_functions(rollout: RolloutConfig, judge: JudgeConfig, run_dir: Path) ->
     return [
         judge_function(judge, run_dir)
         if name == JUDGE
+        else ranking_function(judge)
+        if name == RANKING
         else replace(load_function(name, rollout.reward_timeout_s), on_error=rollout.reward_on_error)
         for name in functions(rollout.weights)
     ]
+
+
+def judges_of(rollout: RolloutConfig, judge: JudgeConfig) -> dict[str, JudgeConfig]:
+    """What an LLM judges, by the checks of a start that ask it (`agentgrpo.checks`)."""
+    return {name: judge for name in (JUDGE, RANKING) if name in rollout.weights}
 
 
 def load_function(name: str, timeout_s: float) -> LoadedReward:

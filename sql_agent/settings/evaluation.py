@@ -22,31 +22,31 @@ class EvaluateConfig(EnvironmentFlags):
     base_url: str
     """OpenAI-compatible endpoint up to and including /v1."""
     model: str
-    """Name under which it serves the model."""
+    """Name of the model at that endpoint."""
     tasks: Path = Field(validation_alias="val_file")
-    """AgentBench, LifelongAgentBench or generated tasks; rows of the environment, the questions of the database, or
-    rows of your own agent."""
+    """Task file: AgentBench, LifelongAgentBench or generated tasks, questions about the database, or rows of your
+    environment or agent."""
     split: Literal["held-out", "train", "all"] | None = None
-    """Rows of the file: those that training and fine-tuning hold out of it, those that they learn, or all. None: all,
-    unless the model has learnt one of them."""
+    """Rows of the file to use: held-out or train, as training and fine-tuning split the file, or all. None: all, unless
+    the model was trained on one of them."""
     agent: Annotated[str | None, FlagName("agent", "FILE.py:NAME")] = None
     """Your own agent, as in training; --tasks has its rows."""
     reward: tuple[str, ...] = ()
     """With your own agent: a function of the rollout's record, FILE.py:NAME[=WEIGHT]; repeat to sum several."""
     success_reward: float | None = None
-    """Reward from which a rollout counts as a success, where the agent or the environment says nothing of success."""
+    """Smallest reward that counts as a success, if the agent or the environment does not report success."""
     instructions: Path | None = None
-    """Text that replaces what the first prompt says about how to act, as prompt.txt of `--algorithm apo`."""
+    """Text file that replaces the instructions of the first prompt, for example prompt.txt of `--algorithm apo`."""
     limit: int | None = Field(default=None, ge=1)
-    """Only this many tasks, evenly over the question types; always the same ones."""
+    """Number of tasks to run, drawn evenly over the question types; always the same ones. None: all."""
     concurrency: int = Field(default=16, ge=1)
     """Rollouts in flight."""
     temperature: float = Field(default=0.0, ge=0)
-    """0 is greedy."""
+    """Sampling temperature; 0 is greedy."""
     max_tokens: int = Field(default=AgentConfig().max_tokens, ge=1)
-    """Tokens of a reply, like agent.max_tokens."""
+    """Most tokens of a reply, like agent.max_tokens."""
     max_turns: int | None = Field(default=None, ge=1)
-    """Replies of a rollout, like agent.max_turns. None: the environment's own limit."""
+    """Most replies of a rollout, like agent.max_turns. None: the environment's own limit."""
     statement_timeout_s: float = Field(default=AgentConfig().statement_timeout_s, gt=0)
     """Seconds that one SQL statement may take, like agent.statement_timeout_s."""
     turn_timeout_s: float = Field(default=AgentConfig().turn_timeout_s, gt=0)
@@ -54,7 +54,7 @@ class EvaluateConfig(EnvironmentFlags):
     rollout_timeout_s: float = Field(default=AgentConfig().rollout_timeout_s, gt=0)
     """Seconds of a whole rollout, like agent.rollout_timeout_s; one that takes longer is lost."""
     max_prompt_tokens: int | None = Field(default=None, ge=1)
-    """Longest first prompt; the schema of a longer one is shortened. None: what the model's context leaves beside a
+    """Most tokens of a first prompt; the schema of a longer one is shortened. None: the model's context less the
     response, as in training."""
     samples: int = Field(default=1, ge=1)
     """Rollouts of each task. With several, pass@N counts tasks that one of them solved, and vote@N those whose most
@@ -62,9 +62,9 @@ class EvaluateConfig(EnvironmentFlags):
     output: Path | None = None
     """File for the trajectories. None: runs/evaluate/TIME.jsonl."""
     solved_tasks: Path | None = None
-    """Write the tasks that were solved at least once here, to train on those."""
+    """File for the tasks that were solved at least once, to train on them."""
     learnable_tasks: Path | None = None
-    """Write the tasks here that some rollouts solved and others did not; with a reward of 1 or 0 GRPO learns from these
+    """File for the tasks that some rollouts solved and others did not. With rewards of 1 or 0, GRPO learns from these
     alone."""
     predictions: Path | None = None
     """For text2sql: a folder for predictions.sql and gold.sql, which Spider's `evaluation.py` reads as they are."""

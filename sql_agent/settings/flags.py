@@ -104,7 +104,7 @@ def training_parser(command: str, doc: str | None, config: type[BaseModel], *, h
     parser = Parser(prog=f"agentgrpo {command}", description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_flags(parser, config, hidden=hidden)
     parser.add_argument(
-        "--resume", action="store_true", help="go on with the run in --run-dir from its newest whole checkpoint"
+        "--resume", action="store_true", help="resume the run in --run-dir from its newest whole checkpoint"
     )
     return parser
 

@@ -66,25 +66,26 @@ class AgentConfig(Settings):
     """Limits and sampling of one rollout. Deadlines nest: statement <= turn, all tries of a turn <= rollout."""
 
     protocol: ProtocolName = "fc"
-    """How the agent acts: by tool calls (`fc`), or by patterns in plain text, as the originals of DB-Bench do."""
+    """How the agent acts: by tool calls (`fc`), or in plain text as AgentBench (`text`) and LifelongAgentBench
+    (`lab`)."""
     instructions: Annotated[Path | None, FlagName("instructions")] = None
-    """Text file that replaces what the first prompt says about how to act (dbbench, text2sql); it has to name the tools
-    or the forms of a reply. None: the environment's own."""
+    """Text file that replaces the instructions of the first prompt (dbbench, text2sql). It has to name the tools or the
+    forms of a reply. None: the environment's own."""
     max_turns: int | None = Field(default=None, ge=1)
-    """Model replies per rollout; null: the protocol's own (fc and text 15, lab 3 as its rules say), gsm8k 10."""
+    """Most model replies per rollout. None: the protocol's own limit (fc and text 15, lab 3), gsm8k 10."""
     max_tokens: int = Field(default=512, ge=1)
-    """Sampled tokens per reply; a reply cut there ends the rollout under `max_tokens`."""
+    """Most sampled tokens per reply. A reply that is cut at this limit ends the rollout with `max_tokens`."""
     temperature: float = Field(default=1.0, ge=0)
-    """0 is greedy."""
+    """Sampling temperature; 0 is greedy."""
     top_p: float = Field(default=1.0, gt=0, le=1)
-    """1 samples from all tokens, the only value that can be trained on: the update's log-probs are those of all."""
+    """Top-p of the sampling. Training needs 1, because the update computes log-probs over all tokens."""
     statement_timeout_s: float = Field(default=5.0, gt=0)
-    """Limit of one SQL statement, in CPU seconds, on a server in seconds of wall clock. All statements of a rollout may
-    take three times as long together; then it ends as `max_sql_time`."""
+    """Limit of one SQL statement in CPU seconds, on a database server in wall-clock seconds. All statements of a
+    rollout together may take three times as long; then it ends with `max_sql_time`."""
     turn_timeout_s: float = Field(default=90.0, gt=0)
-    """Wall clock of one call of the model, in seconds; tried again twice before the model counts as unavailable."""
+    """Wall-clock seconds of one model call. It is retried twice before the model counts as unavailable."""
     rollout_timeout_s: float = Field(default=300.0, gt=0)
-    """Wall clock of the whole rollout, in seconds; one that runs into it is lost, whatever it was doing."""
+    """Wall-clock seconds of a whole rollout; a rollout that takes longer is lost."""
 
     @model_validator(mode="after")
     def _deadlines_nest(self) -> AgentConfig:
@@ -103,14 +104,14 @@ UNKNOWN_PROMPT_TOKENS = 1024
 
 class TaskFiles(Settings):
     train_file: Annotated[Path | None, FlagName("train-file")] = None
-    """Tasks to train on, in the form that the environment reads: for dbbench AgentBench JSONL, LifelongAgentBench
-    entry_dict.json or generated JSONL; or rows on the hub, hf://ORG/SET:SPLIT. None: generated, if the environment
-    makes tasks."""
+    """Tasks to train on, in the environment's form, or rows on the hub, hf://ORG/SET:SPLIT. dbbench reads AgentBench
+    JSONL, LifelongAgentBench entry_dict.json and generated JSONL. None: generated tasks, if the environment makes
+    them."""
     val_file: Annotated[Path | None, FlagName("val-file")] = None
     """Held-out tasks. None: split off `train_file`, or generated with words and tables that training never uses."""
     held_out_fraction: float = Field(default=0.2, ge=0, lt=1)
-    """Share of `train_file` that is held out when it comes without `val_file`, the same tasks in every command and for
-    every seed; in dbbench of its tables, of which none is in both. 0 trains on every row."""
+    """Share of `train_file` that is held out if there is no `val_file`, the same tasks in every command and for every
+    seed. For dbbench it is a share of the tables, so that no table is in both parts. 0 trains on every row."""
 
     @property
     def files(self) -> dict[str, Any]:
@@ -127,18 +128,17 @@ class DataConfig(TaskFiles):
     generate: int = Field(default=512, ge=1)
     """Tasks to generate for training when there is no `train_file`."""
     skills: tuple[str, ...] = ()
-    """Keep tasks that show one of these skills, to train on and held out; empty keeps all. dbbench only."""
+    """Skills of the tasks to keep, for training and validation; empty keeps all. dbbench only."""
     val_limit: int = Field(default=64, ge=1)
-    """Held-out tasks evaluated at each validation, of every kind the same number; the seed draws them, once for a
-    run."""
+    """Most held-out tasks of a validation, of every kind the same number. The seed draws them once for a run."""
     train_batch_size: Annotated[int, VerlKey("data.train_batch_size")] = Field(default=8, ge=1)
     """Tasks per train step."""
     max_prompt_tokens: Annotated[int | None, VerlKey("data.max_prompt_length")] = Field(default=None, ge=16)
-    """Longest first prompt; the schema of a longer one is shortened, other tasks are left out and counted. None: what
-    the model's context leaves beside the response."""
+    """Most tokens of a first prompt. The schema of a longer one is shortened; other tasks are left out and counted.
+    None: the model's context less the response."""
     max_response_tokens: Annotated[int, VerlKey("data.max_response_length")] = Field(default=2048, ge=16)
-    """Everything after the first prompt of a conversation: sampled turns and tool results; a reply is cut where it is
-    full."""
+    """Most tokens after the first prompt of a conversation, sampled turns and tool results together. A reply is cut at
+    this limit."""
 
     @property
     def prompt_tokens(self) -> int:
@@ -158,29 +158,30 @@ class QuestionsConfig(Settings):
     """How questions about a database are read and asked, in every command."""
 
     columns: Annotated[str | None, FlagName("columns")] = None
-    """For text2sql: your names of the columns, question=COLUMN,query=COLUMN,..., also of db_id, evidence, answer; the
-    texts of COLUMN+COLUMN are joined. Only these are read then. None: Spider's and BIRD's names, in any case."""
+    """For text2sql: your column names, question=COLUMN,query=COLUMN,..., also for db_id, evidence and answer.
+    COLUMN+COLUMN joins the texts of two columns. Other columns are ignored. None: Spider's and BIRD's names, in upper
+    or lower case."""
     schema_form: Annotated[SchemaForm, FlagName("schema-form")] = "compact"
-    """For text2sql: how the prompt shows the database. compact: one line a table; qualified: the same with
-    table.column, as fine-tuning writes columns; linked: only the tables that the question's words lead to, so a large
-    database takes few tokens; ddl: CREATE statements with example values."""
+    """For text2sql: how the prompt shows the database. compact: one line per table. qualified: compact with
+    table.column names, as fine-tuning writes columns. linked: only the tables that the question's words lead to, so
+    that a large database takes few tokens. ddl: CREATE statements with example values."""
 
 
 class EnvConfig(QuestionsConfig):
     type: Annotated[str, FlagName("env")] = "dbbench"
-    """What the policy is trained on: dbbench, text2sql or gsm8k; an environment of your own, FILE.py:NAME,
-    module:NAME or an installed package's entry point (`doc/own_environment.md`); or agent, which `agent` implies."""
+    """Environment to train on: dbbench, text2sql or gsm8k; your own, FILE.py:NAME, module:NAME or an installed
+    package's entry point (`doc/guides/environment.md`); or agent, which `agent` implies."""
     agent: Annotated[str | None, FlagName("agent", "FILE.py:NAME")] = None
-    """An agent of your own, FILE.py:NAME or module:NAME, that plays the rows of `data.train_file` itself, whatever
-    their shape: one of openai-agents, of LangGraph or of agent-lightning; or FILE.json, which names MCP servers. Give
-    --reward too, unless it is agent-lightning's, which says its own (`doc/own_agent.md`)."""
+    """Your own agent, FILE.py:NAME or module:NAME: one of openai-agents, LangGraph or agent-lightning; or FILE.json,
+    which names MCP servers. It runs the rows of `data.train_file`, in any form. Give --reward too, unless it is an
+    agent-lightning agent, which returns its own reward (`doc/guides/agent.md`)."""
     database: Annotated[DatabaseSpec | None, FlagName("database")] = None
-    """Your own database, for text2sql: a SQLite or DuckDB file, a folder with DB_ID/DB_ID.sqlite as Spider and BIRD
-    have, or mysql:// or postgresql://user:password@host:port/database; `data.train_file` has rows of `question` and
+    """Your own database, for text2sql: a SQLite or DuckDB file, a folder with DB_ID/DB_ID.sqlite as in Spider and BIRD,
+    or mysql:// or postgresql://user:password@host:port/database. `data.train_file` then has rows of `question` and
     `query`."""
     call_timeout_s: float = Field(default=30.0, gt=0)
-    """Wall clock of one call of an own environment's code (a tool, reset, get_reward), in seconds; a call that takes
-    longer loses its rollout."""
+    """Wall-clock seconds of one call of your own environment's code (a tool, reset, get_reward). A rollout with a
+    longer call is lost."""
 
     @model_validator(mode="after")
     def _known_type(self) -> EnvConfig:
@@ -228,18 +229,18 @@ class RewardModelConfig(Settings):
     """Configures the reward model in the reward; without a URL there is none."""
 
     url: Annotated[str | None, FlagName("reward-model-url"), address("REWARD_API_TOKEN")] = None
-    """Scoring service (`agentgrpo reward serve`), whose score joins the reward; its token, where it wants
-    one, is read from the environment, REWARD_API_TOKEN. None: no reward model."""
+    """Address of a scoring service (`agentgrpo reward serve`), whose score joins the reward. The environment variable
+    REWARD_API_TOKEN holds its token, if it needs one. None: no reward model."""
     weight: float = Field(default=0.2, ge=0, le=0.2)
-    """Most that the score adds to the reward of a correct rollout, or takes from it; 0 only logs it."""
+    """Most that the score adds to the reward of a correct rollout, or subtracts from it; 0 only logs it."""
     center: float = 0.0
     """Score that counts as neither good nor bad; `agentgrpo reward evaluate` prints it."""
     scale: float = Field(default=1.0, gt=0)
-    """Distance from the centre at which tanh has 76 % of its bound; `agentgrpo reward evaluate` prints it."""
+    """Distance from the centre at which tanh reaches 76 % of its bound; `agentgrpo reward evaluate` prints it."""
     timeout_s: float = Field(default=30.0, gt=0)
-    """How long a rollout waits for its score, retries included."""
+    """Seconds that a rollout waits for its score, retries included."""
     give_up_s: float = Field(default=120.0, gt=0)
-    """A service that has given no score for so long stops the step."""
+    """Seconds without any score after which the run stops."""
 
     @model_validator(mode="after")
     def _deadlines_nest(self) -> RewardModelConfig:
@@ -256,24 +257,26 @@ class JudgeConfig(Settings):
     """Configures an LLM as judge behind an OpenAI-compatible address; without a URL there is none."""
 
     url: Annotated[str | None, FlagName("judge-url"), address("JUDGE_API_KEY")] = None
-    """Address up to /v1 of an LLM as judge, which `--reward judge` asks. Its key, where it wants one, is read from the
-    environment, JUDGE_API_KEY. None: no judge."""
+    """Address up to /v1 of the LLM that judges with `--reward judge`. The environment variable JUDGE_API_KEY holds its
+    key, if it needs one. None: no judge."""
     model: Annotated[str | None, FlagName("judge-model")] = None
     """The judge's name at that address."""
     rubric: Annotated[Path | None, FlagName("judge-rubric")] = None
     """Text file that tells the judge what to score, from 0 to 1."""
     timeout_s: float = Field(default=120.0, gt=0)
-    """How long a rollout waits for its score, the wait for a free place and retries included."""
+    """Seconds that a rollout waits for its score, retries and the wait for a free slot included."""
     attempts: int = Field(default=3, ge=1)
-    """Tries of one score; each counts as a call."""
+    """Attempts per score; each counts as a call."""
     concurrency: int = Field(default=8, ge=1)
     """Calls in flight at once, of all runner processes together."""
     max_calls: int = Field(default=10_000, ge=1)
-    """Calls of the whole run, of all its starts; what is answered from `judge/` in the run's folder is no call."""
+    """Most calls of the whole run, over all its starts. Answers from the cache, `judge/` in the run's folder, do not
+    count."""
     max_chars: int = Field(default=30_000, ge=1_000)
-    """Characters of a conversation that are sent; of a longer one the middle is left out and the judge is told."""
+    """Most characters of a conversation that are sent. The middle of a longer one is left out, and the judge is
+    told."""
     max_tokens: int = Field(default=512, ge=16)
-    """Tokens of one answer of the judge."""
+    """Most tokens of one answer of the judge."""
 
     @model_validator(mode="after")
     def _is_whole(self) -> JudgeConfig:

@@ -20,17 +20,17 @@ class ImproveConfig(QuestionsConfig):
     """Your own SQLite or DuckDB file, a folder with DB_ID/DB_ID.sqlite, or
     mysql:// or postgresql://user:password@host:port/database. It is only read."""
     train_file: Path | None = None
-    """Your questions with their SQL, rows of `question` and `query`. A fifth is held out and never learnt, at
-    least 30 questions and at most half. None: only questions that are made from the database, split alike."""
+    """Your questions with their SQL, rows of `question` and `query`. A fifth is held out and never trained on: at least
+    30 questions, at most half. None: only questions that are made from the database, split in the same way."""
     val_file: Path | None = None
     """Held-out questions. None: a part of `train_file`."""
     num_questions: int = Field(default=500, ge=0)
     """Questions to make from the database and to learn beside your own; 0 makes none."""
     minutes: float = Field(default=120, gt=0)
-    """About how long the whole may take: it plans as many updates and steps as fit, beside start-up and measuring. It
-    always makes two steps, which may take longer."""
+    """About how many minutes the whole command may take. It plans as many updates and steps as fit, beside start-up and
+    measuring. It always makes two steps, which may take longer."""
     run_dir: Path = Path("runs/improve")
-    """Folder for questions, models, measurements and the report, one folder a stage. The same command goes on after a
-    stop."""
+    """Folder for questions, models, measurements and the report, with a folder per stage. The same command resumes
+    after a stop."""
     seed: int = Field(default=0, ge=0, lt=2**32)
     """Seed of the made questions, of orders and samples."""

@@ -64,21 +64,24 @@ class OptimConfig(Settings):
     """The settings of AdamW."""
 
     learning_rate: float = Field(default=2e-5, gt=0, le=1)
+    """Learning rate, constant."""
     weight_decay: float = Field(default=0.01, ge=0, le=1)
+    """AdamW's weight decay."""
     max_grad_norm: float = Field(default=1.0, gt=0)
     """A gradient with a larger norm is scaled down to this norm."""
     gradient_accumulation_steps: int = renamed_field("grad_accum", 1, ge=1)
     """Batches (groups, under greedy-then-GRPO) whose gradients are averaged into one step."""
     micro_batch_tokens: int | None = Field(default=None, ge=1)
-    """Tokens of one forward and backward pass; on a CPU what trajectories share counts once, elsewhere padding counts.
-    A longer trajectory has its own pass and computes activations twice. None: 4096, on a CPU 2048 where memory holds no
-    more; and more where the longest trajectory needs it and memory holds it. It changes memory use, not the result."""
+    """Most tokens of one forward and backward pass; on a CPU shared parts of trajectories count once, elsewhere padding
+    counts. A longer trajectory has its own pass and computes activations twice. None: 4096, or 2048 on a CPU if memory
+    holds no more. It is more if the longest trajectory needs it and memory holds it. It changes memory use, not the
+    result."""
 
 
 class PolicyConfig(Settings):
     model_path: Annotated[str, FlagName("model")] = os.path.relpath(TINY_POLICY)
     """A Hugging Face chat model, or an adapter on one, which a training command trains further: a folder, or its id on
-    the hub, ORG/NAME. The small policy of the default is made first if it is not there."""
+    the hub, ORG/NAME. The default, the small policy, is made first if it does not exist."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: a GPU if there is one."""
     precision: PrecisionName = "auto"
@@ -92,8 +95,9 @@ class ModelConfig(PolicyConfig):
     gradient_checkpointing: bool = False
     """Compute activations twice instead of storing them: a third slower, with a fraction of the memory."""
     shared_prompts: SharedPrompts | None = None
-    """What computes what trajectories of a pass share once. None: torch's own attention on a CPU; nothing on a GPU.
-    flex_attention: torch's flex_attention (experimental: checked on a CPU, where it is slow; a GPU has not run it)."""
+    """How an update computes once the parts that trajectories of a pass share. None: by torch's own attention on a CPU;
+    on a GPU each trajectory is computed in full. flex_attention: by torch's flex_attention (experimental: checked on a
+    CPU, where it is slow; a GPU has not run it)."""
 
 
 class LossConfig(CreditSettings):
@@ -108,7 +112,7 @@ class LossConfig(CreditSettings):
     clip_ratio: float = renamed_field("clip_param", 0.2, gt=0, lt=1)
     """PPO's epsilon."""
     kl_coef: float = renamed_field("beta", 0.04, ge=0)
-    """Weight of KL(policy, reference), k3 estimator; with 0 there is no reference."""
+    """Weight of KL(policy, reference), k3 estimator; 0 uses no reference."""
     aggregation: Annotated[Aggregation, FlagName(None)] = "seq-mean-token-mean"
     """How token losses are averaged: with equal weight per sequence, as in GRPO's paper; with equal weight per token;
     or without length normalisation, divided by `max_tokens` (arXiv:2503.20783)."""
@@ -132,7 +136,7 @@ def check_environment(name: str, database: Path | str | None, call_timeout_s: fl
         raise ValueError(
             "--env agent: an agent of your own calls the policy over HTTP, which only the main job serves; train "
             f"it with `{agentgrpo_command('train', '--agent', 'FILE.py:NAME')}`, or give its tools "
-            "as a class, --env FILE.py:NAME (doc/own_environment.md)"
+            "as a class, --env FILE.py:NAME (doc/guides/environment.md)"
         )
     try:
         EnvConfig(type=name, database=database, call_timeout_s=call_timeout_s)
@@ -178,9 +182,10 @@ class DbBenchConfig(Settings):
     backend: BackendSpec = "sqlite"
     """For dbbench: database of the episodes: sqlite, mariadb (a private server) or mysql://user:password@host:port."""
     judge: Judge = "strict"
-    """How the verdict is found: strict, or as an original finds it, for text2sql Spider's and BIRD's evaluators."""
+    """How episodes are judged: strict, or as the original does; for text2sql by the evaluators of Spider and BIRD."""
     protocol: ProtocolName = "fc"
-    """For dbbench: how the agent acts, by tool calls (fc), or in plain text as the originals."""
+    """For dbbench: how the agent acts, by tool calls (fc), or in plain text as AgentBench (text) and LifelongAgentBench
+    (lab)."""
 
 
 class EnvironmentFlags(DbBenchConfig, QuestionsConfig):
@@ -225,23 +230,24 @@ class SamplingConfig(Settings):
     """Temperature of the sampled episodes."""
     top_p: float = Field(default=1.0, gt=0, le=1)
     """Top-p of the sampled episodes. Below 1 the update would be off-policy, since log-probs are taken before the cut;
-    only greedy-grpo, whose predecessor did so, takes it."""
+    only greedy-grpo accepts it, as its predecessor did."""
     rollout_timeout_s: float = Field(default=ROLLOUT_TIMEOUT_S, gt=0)
-    """Wall clock of a whole episode, in seconds; one that runs into it is lost, whatever it was doing."""
+    """Wall-clock seconds of a whole episode; an episode that takes longer is lost."""
 
 
 class RewardSettings(Settings):
     """What an episode is worth, and when a run stops because too many have no reward."""
 
     reward: RewardNames | None = None
-    """What an episode is worth, as in the main job: a preset (agentbench, agent_peft, rllm, skyrl_sql, execution,
-    partial), a function of yours (FILE.py:NAME or module:NAME), judge (an LLM), or several, each with its weight, which
-    are summed. A reward that your own environment gives is the preset's. None: the command's own values by outcome."""
+    """Reward of an episode, as in the main job: a preset (agentbench, agent_peft, rllm, skyrl_sql, execution, partial),
+    your own function (FILE.py:NAME or module:NAME), judge (an LLM's score) or ranking (an LLM ranks the
+    group). Several are summed, each with its weight. A preset passes on the reward that your own environment gives.
+    None: the command's own values by outcome."""
     reward_timeout_s: float = Field(default=30.0, gt=0)
-    """How long one call of a reward function may take; the episode is lost under reward_deadline then."""
+    """Seconds that one call of a reward function may take; after that the episode is lost under reward_deadline."""
     reward_on_error: float | None = None
-    """Number of an episode on which a reward function raises an error of values (ValueError, KeyError, ...) or returns
-    none; give one that is no better than a wrong answer's. None: the episode is lost under reward_error."""
+    """Reward of an episode on which a reward function raises a ValueError, KeyError or the like, or returns no number.
+    Give a value that is no better than a wrong answer's. None: the episode is lost under reward_error."""
     max_lost_fraction: float = Field(default=1.0, ge=0, le=1)
     """A batch that loses a larger share of its episodes stops the run with the most frequent reason; 1: only three
     batches in a row without any verdict stop it."""
@@ -286,30 +292,31 @@ class LocalConfig(SamplingConfig, RewardSettings):
     group_size: int = Field(default=4, ge=2, le=1024)
     """Sampled episodes per task."""
     batch_size: int = Field(default=8, ge=1)
-    """Tasks whose episodes are played side by side and then trained on together."""
+    """Tasks whose episodes run side by side and are then trained on together."""
     num_epochs: int = Field(default=1, ge=1)
     """Passes over the tasks."""
     minutes: float | None = Field(default=None, gt=0)
-    """Most minutes of this start, with evaluations. After each batch the run plans as many as fit; the last one has its
-    evaluation, checkpoint and adapter. None: all epochs."""
+    """Time limit of this start in minutes, with evaluations. After each batch the run plans as many as fit. The last
+    one has its evaluation, checkpoint and adapter. None: all epochs."""
     sampler: Annotated[str, known(SAMPLERS)] = "shuffled"
     """The order of the tasks of an epoch: shuffled (another one in each), in_order (that of the file), or another row
     of `sql_agent.names.SAMPLERS`."""
     max_resamples: int = renamed_field("redraws", 0, ge=0)
-    """Times a group whose rewards are all equal is filtered and another task is played instead; 0: never."""
+    """How many times a group whose rewards are all equal is replaced by a group of another task; 0: never."""
     eval_tasks: int = Field(default=0, ge=0)
-    """Held-out tasks that are played before training and after it; 0: none."""
+    """Held-out tasks to evaluate before training and after it; 0: none."""
     eval_every: int | None = Field(default=None, ge=0)
     """Batches between evaluations on held-out tasks; 0: none in between. None: one after each epoch."""
     save_every: int | None = Field(default=None, ge=1)
-    """Batches between checkpoints, which follow each epoch too; a run that is killed loses what came after the last.
-    None: five minutes."""
+    """Batches between checkpoints, which follow each epoch too; a killed run loses the work after its last one. None: a
+    checkpoint every five minutes."""
     run_dir: Path = Path("outputs/local")
     """Folder of the run."""
     adapter: AdapterConfig = AdapterConfig()
     optim: OptimConfig = OptimConfig()
     loss: LossConfig = LossConfig()
     seed: int = Field(default=0, ge=0)
+    """Seed of the tasks, of the new adapter and of the samples."""
 
     @model_validator(mode="after")
     def _has_what_it_measures(self) -> Self:
@@ -338,6 +345,7 @@ class DbBenchTrainingConfig(LocalConfig, DbBenchConfig):
     """What local trainers have that play DB-Bench only."""
 
     judge: JudgeName = "strict"
+    """How episodes are judged: strict, or as an original does."""
 
     @property
     def environment(self) -> EnvironmentSettings:
@@ -371,8 +379,8 @@ class GreedyGrpoConfig(DbBenchTrainingConfig, TaskFiles):
     """The order of the tasks of an epoch: in_order (as they were drawn), shuffled (another one in each), or another
     row of `sql_agent.names.SAMPLERS`."""
     eval_tasks: int = Field(default=0, ge=0)
-    """Held-out tasks of `train_file`, or else generated ones, that are played before and after training, greedily and
-    at temperature 1; 0: none."""
+    """Held-out tasks, of `train_file` or generated, to evaluate before and after training, greedily and at temperature
+    1; 0: none."""
     eval_every: int | None = Field(default=0, ge=0)
     """Tasks between further evaluations; 0: none in between."""
     run_dir: Path = renamed_field("save_dir", Path("outputs/dbbench_greedy_grpo"))
@@ -402,12 +410,12 @@ class BatchGrpoConfig(LocalConfig):
     """What `local` and `gsm8k` share."""
 
     max_prompt_tokens: int | None = Field(default=None, ge=16)
-    """Longest first prompt. The schema of a longer one is shortened; other tasks are left out and counted. None: what
-    the model's context leaves beside a response, as in the main job."""
+    """Most tokens of a first prompt. The schema of a longer one is shortened; other tasks are left out and counted.
+    None: the model's context less the response, as in the main job."""
     reward: RewardNames | None = "agentbench"
-    """What an episode is worth, as in the main job: a preset (agentbench, agent_peft, rllm, skyrl_sql, execution,
-    partial), a function of yours (FILE.py:NAME or module:NAME), judge (an LLM), or several, each with its weight, which
-    are summed. A reward that your own environment gives is the preset's."""
+    """Reward of an episode, as in the main job: a preset (agentbench, agent_peft, rllm, skyrl_sql, execution, partial),
+    your own function (FILE.py:NAME or module:NAME), or judge (an LLM's score). Several are summed, each with its
+    weight. A preset passes on the reward that your own environment gives."""
 
     @model_validator(mode="after")
     def _trains_the_policy_that_samples(self) -> Self:
@@ -421,9 +429,9 @@ class LocalGrpoConfig(EnvironmentConfig, BatchGrpoConfig, TaskFiles):
     num_tasks: int | None = Field(default=None, ge=1)
     """Tasks to train on, drawn by the seed, the same number of every kind; none: all, or 512 generated ones."""
     eval_tasks: int = Field(default=64, ge=0)
-    """Held-out tasks that are played greedily before training and after each epoch; 0: none."""
+    """Held-out tasks to evaluate greedily before training and after each epoch; 0: none."""
     max_turns: int | None = Field(default=None, ge=1, le=100)
-    """Replies per episode; none: as many as the environment says."""
+    """Replies per episode; none: the environment's own limit."""
     run_dir: Path = Path("outputs/local_grpo")
     """Folder of the run."""
 
@@ -447,7 +455,7 @@ class Gsm8kGrpoConfig(BatchGrpoConfig):
     num_tasks: int | None = renamed_field("max_samples", None, ge=1)
     """Problems to train on; none: the whole dataset, or 1000 generated ones."""
     eval_tasks: int = renamed_field("eval_samples", 0, ge=0)
-    """Held-out problems of the same dataset that are played greedily before training and after each epoch; 0: none."""
+    """Held-out problems of the same dataset to evaluate greedily before training and after each epoch; 0: none."""
     group_size: int = renamed_field("samples_per_prompt", 4, ge=2, le=1024)
     """Sampled episodes per problem."""
     max_turns: int | None = renamed_field("max_rounds", 10, ge=1, le=100)
@@ -478,7 +486,7 @@ class InteractiveConfig(DbBenchConfig, QuestionsConfig):
 
     model: ModelConfig = ModelConfig()
     env: str = renamed_field("task", "dbbench")
-    """What the model was trained on: dbbench, text2sql, gsm8k or another one of this project; or your own environment,
+    """Environment that the model was trained on: dbbench, text2sql, gsm8k or another one of this project; or your own,
     FILE.py:NAME, module:NAME or an installed package's entry point."""
     tasks: str | None = Field(default=None, validation_alias=AliasChoices("train_file", "val_file", "data"))
     """File of tasks for :tasks and :task N, in any form that training takes; none: generated ones, if the environment
@@ -487,12 +495,12 @@ class InteractiveConfig(DbBenchConfig, QuestionsConfig):
     """Your own SQLite file, which is only read. For dbbench its tables are copied; text2sql also takes a DuckDB file, a
     folder with DB_ID/DB_ID.sqlite, or mysql:// or postgresql://user:password@host:port/database."""
     max_prompt_tokens: int | None = Field(default=None, ge=16)
-    """Longest first prompt; the schema of a longer one is shortened. None: what the model's context leaves beside a
+    """Most tokens of a first prompt; the schema of a longer one is shortened. None: the model's context less the
     response, as in training."""
     max_tokens: int = renamed_field("max_new_tokens", 512, ge=1)
     """Tokens of one reply."""
     temperature: float = Field(default=0.0, ge=0, le=10)
-    """0 is greedy."""
+    """Sampling temperature; 0 is greedy."""
     seed: int = Field(default=0, ge=0)
     """Seed of the sampling and of generated tasks."""
 

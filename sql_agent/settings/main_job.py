@@ -11,20 +11,20 @@ from agentgrpo.passwords import BackendSpec
 from agentgrpo.settings import Settings, VerlKey
 from agentgrpo.spelling import did_you_mean
 from sql_agent.credit.registry import Aggregation, CreditSettings, EstimatorName, MainLossName
-from sql_agent.names import FUNCTION, JUDGE, PRESETS, label
+from sql_agent.names import FUNCTION, JUDGE, PRESETS, RANKING, label
 from sql_agent.settings.groups import Judge, JudgeConfig, PrecisionName, SharedPrompts, address
 
-RESERVED_LABELS = {"mean", "std", "unjudged_frac", "correctness", "base", "shaping", JUDGE, *PRESETS}
+RESERVED_LABELS = {"mean", "std", "unjudged_frac", "correctness", "base", "shaping", JUDGE, RANKING, *PRESETS}
 """Numbers that are logged as `reward/NAME` and do not belong to a function."""
 
 
 def known_rewards(reward: str | dict[str, float]) -> str | dict[str, float]:
     weights = {reward: 1.0} if isinstance(reward, str) else reward
     for name in weights:
-        if name not in PRESETS and name != JUDGE and not FUNCTION.fullmatch(name):
+        if name not in (*PRESETS, JUDGE, RANKING) and not FUNCTION.fullmatch(name):
             raise ValueError(
-                f"unknown reward preset {name!r}; known: {', '.join(sorted(PRESETS))}, {JUDGE}, or a function of "
-                f"yours, FILE.py:NAME or module:NAME{did_you_mean(name, [*PRESETS, JUDGE])}"
+                f"unknown reward preset {name!r}; known: {', '.join(sorted(PRESETS))}, {JUDGE}, {RANKING}, or a "
+                f"function of yours, FILE.py:NAME or module:NAME{did_you_mean(name, [*PRESETS, JUDGE, RANKING])}"
             )
     labels = [label(name) for name in weights]
     for name in weights:
@@ -42,47 +42,46 @@ class RolloutConfig(Settings):
     group_size: Annotated[int, VerlKey("actor_rollout_ref.rollout.n")] = Field(default=4, ge=2)
     """Rollouts per task (G)."""
     max_resamples: int = Field(default=2, ge=0, validation_alias="redraws")
-    """Times a group whose rewards are all equal is filtered and another task is played instead; 0: never."""
+    """How many times a group whose rewards are all equal is replaced by a group of another task; 0: never."""
     backend: BackendSpec = "sqlite"
     """Database of the episodes: `sqlite`, `mariadb` (a private server) or `mysql://user:password@host:port`."""
     judge: Judge = "strict"
-    """How the verdict is found: `strict`, or as an original finds it, on dbbench AgentBench and LifelongAgentBench, on
-    text2sql the evaluators of Spider and BIRD."""
+    """How rollouts are judged: `strict`, or as the original does: AgentBench and LifelongAgentBench for dbbench, the
+    evaluators of Spider and BIRD for text2sql."""
     reward: RewardNames = "agentbench"
-    """What a rollout is worth: a preset of `sql_agent.rewards` (agentbench, agent_peft, rllm, skyrl_sql, execution,
-    partial), a function of yours (FILE.py:NAME or module:NAME), `judge` (an LLM), or several of them, each with its
-    weight, which are summed: {agentbench: 1, FILE.py:NAME: 0.2}."""
+    """Reward of a rollout: a preset of `sql_agent.rewards` (agentbench, agent_peft, rllm, skyrl_sql, execution,
+    partial), your own function (FILE.py:NAME or module:NAME), `judge` (an LLM's score), or `ranking` (an LLM's ranking
+    of the group). Several are summed, each with its weight: {agentbench: 1, FILE.py:NAME: 0.2}."""
     reward_timeout_s: float = Field(default=30.0, gt=0)
-    """How long one call of a reward function may take; the rollout is lost under `reward_deadline` then."""
+    """Seconds that one call of a reward function may take; after that the rollout is lost under `reward_deadline`."""
     reward_on_error: float | None = None
-    """Number of a rollout on which a reward function raises an error of values (ValueError, KeyError, ...) or returns
-    none; give one that is no better than a wrong answer's. None: the rollout is lost under `reward_error`."""
+    """Reward of a rollout on which a reward function raises a ValueError, KeyError or the like, or returns no number.
+    Give a value that is no better than a wrong answer's. None: the rollout is lost under `reward_error`."""
     success_reward: Annotated[float | None, FlagName("success-reward")] = None
-    """Reward from which a rollout counts as a success, for an agent or an environment of your own that says nothing of
-    success. None: their success is unknown, and curves show the reward."""
+    """Smallest reward that counts as a success, for your own agent or environment if it does not report success. None:
+    its success is unknown, and curves show the reward."""
     train_agents: Annotated[tuple[str, ...], FlagName("train-agents")] = ()
-    """Agents of an agent of your own (`env.agent`) whose turns are trained, by name; empty trains all. What the others
-    say is sampled from the policy too, and masked."""
+    """Names of the agents in your own agent (`env.agent`) whose turns are trained; empty trains all. Turns of the
+    others are sampled from the policy too, and masked."""
     n_runners: Annotated[int, FlagName("n-runners")] = Field(default=2, ge=1)
     """Runner processes."""
     runner_concurrency: int = Field(default=16, ge=1)
-    """Rollouts that one runner process plays at once."""
+    """Rollouts that one runner process runs at once."""
     poll_s: float = Field(default=0.05, gt=0, lt=0.2)
-    """How often the manager and the runners ask the store for news."""
+    """Seconds between two polls of the store, by the manager and by the runners."""
     step_timeout_s: float = Field(default=600.0, gt=0)
-    """Seconds for which a step may wait for its rollouts; what is unfinished then is lost under `step_deadline`. Of a
-    group that began earlier (`trainer.max_off_policy_steps`) they count from the step that waits for it."""
+    """Seconds that a step waits for its rollouts; unfinished ones are then lost under `step_deadline`. For a group that
+    began earlier (`trainer.max_off_policy_steps`) they count from the step that waits for it."""
     span_timeout_s: float = Field(default=30.0, gt=0)
-    """How long a finished rollout may wait for its last spans before it is lost under `missing_spans`: two tries of a
-    write that the store does not answer."""
+    """Seconds that a finished rollout waits for its last spans before it is lost under `missing_spans`. The default is
+    two attempts of a write that the store does not answer."""
     max_attempts: int = Field(default=2, ge=1)
-    """Attempts per rollout; only failures of the infrastructure are tried again."""
+    """Attempts per rollout; only failures of the infrastructure are retried."""
     max_lost_fraction: float = Field(default=0.5, ge=0, le=1)
     """A step that loses a larger share of its rollouts stops the run with the most frequent reason."""
     max_broken_fraction: float | None = Field(default=None, ge=0, le=1)
-    """Three train steps in a row in which a prompt of a larger share of the rollouts did not continue the turn before
-    (`prefix/broken_frac`) stop the run. None: 0.1, and 1 with an agent of your own, whose framework may write its
-    history anew."""
+    """Largest share of rollouts with a prompt that did not continue the turn before (`prefix/broken_frac`). Three train
+    steps in a row above it stop the run. None: 0.1; 1 with your own agent, whose framework may rewrite its history."""
     trajectories_per_step: int = Field(default=4, ge=0)
     """Trajectories saved whole per step, spread over the reward range."""
     tool_parser: str = "hermes"
@@ -107,25 +106,33 @@ def check_judge_asked(rollout: RolloutConfig, judge: JudgeConfig) -> None:
     Raises:
         ValueError: one is there without the other.
     """
-    asked = JUDGE in rollout.weights
+    asked = [name for name in (JUDGE, RANKING) if name in rollout.weights]
     if asked and judge.url is None:
         raise ValueError(
-            "rollout.reward names judge, and no LLM is given; add --judge-url, --judge-model and --judge-rubric"
+            f"rollout.reward names {asked[0]}, and no LLM is given; add --judge-url, --judge-model and --judge-rubric"
         )
     if judge.url is not None and not asked:
         raise ValueError(
-            "judge.url is given, and no reward asks the judge; name judge in --reward too, alone or with a weight "
-            "beside others"
+            "judge.url is given, and no reward asks the judge; name judge or ranking in --reward too, alone or with a "
+            "weight beside others"
+        )
+    if RANKING in asked and rollout.success_reward is not None:
+        raise ValueError(
+            "success_reward is given, and the reward is a ranking, which says who is better and never who is right; "
+            "leave one of them out"
         )
 
 
 class OptimConfig(Settings):
     learning_rate: Annotated[float | None, VerlKey("actor_rollout_ref.actor.optim.lr")] = Field(default=None, gt=0)
-    """None: by the model's weights. All weights: 1e-6 (verl's) for billions, 3e-5 below a billion, 5e-4 below 20
-    million; an adapter (LoRA): 2e-5, 3e-4, 1e-3."""
+    """Learning rate. None: by the number of weights. All weights: 1e-6 (verl's) for billions, 3e-5 below a billion,
+    5e-4 below 20 million. An adapter (LoRA): 2e-5, 3e-4, 1e-3."""
     weight_decay: Annotated[float, VerlKey("actor_rollout_ref.actor.optim.weight_decay")] = Field(default=0.0, ge=0)
+    """AdamW's weight decay."""
     warmup_steps: Annotated[int, VerlKey("actor_rollout_ref.actor.optim.lr_warmup_steps")] = Field(default=0, ge=0)
+    """Train steps over which the learning rate rises from 0."""
     max_grad_norm: Annotated[float, VerlKey("actor_rollout_ref.actor.grad_clip")] = Field(default=1.0, gt=0)
+    """A gradient with a larger norm is scaled down to this norm."""
     mini_batch_size: Annotated[int | None, VerlKey("actor_rollout_ref.actor.ppo_mini_batch_size")] = Field(
         default=None, ge=1
     )
@@ -133,8 +140,8 @@ class OptimConfig(Settings):
     micro_batch_tokens: Annotated[int | None, VerlKey("actor_rollout_ref.actor.ppo_max_token_len_per_gpu")] = Field(
         default=None, ge=64, validation_alias="max_tokens_per_micro_batch"
     )
-    """Tokens of one forward and backward pass, at least one longest row; None: 4096 on a CPU, 16384 on a GPU. The
-    conversations of a rollout have to fit into it together."""
+    """Most tokens of one forward and backward pass, at least those of one longest row. The conversations of a rollout
+    have to fit into it together. None: 4096 on a CPU, 16384 on a GPU."""
 
 
 class LossConfig(CreditSettings):
@@ -145,12 +152,13 @@ class LossConfig(CreditSettings):
     """The advantage: grpo (relative to the group), rloo (to the others of the group), reinforce (the reward itself), or
     another row of `sql_agent.credit.registry`."""
     kl_coef: Annotated[float, VerlKey("actor_rollout_ref.actor.kl_loss_coef")] = Field(default=0.0, ge=0)
-    """Weight of KL(policy, reference) in the loss, k3 estimator; 0 keeps no reference model."""
+    """Weight of KL(policy, reference) in the loss, k3 estimator; 0 loads no reference model."""
     entropy_coef: Annotated[float, VerlKey("actor_rollout_ref.actor.entropy_coeff")] = Field(default=0.0, ge=0)
+    """Weight of the entropy in the loss, which keeps it from falling."""
     aggregation: Annotated[Aggregation, VerlKey("actor_rollout_ref.actor.loss_agg_mode")] = "token-mean"
-    """How the losses of tokens become one: every token weighs the same (DAPO, arXiv:2503.14476), every rollout does
-    (GRPO, arXiv:2402.03300), or a rollout's sum over `data.max_response_tokens` (Dr. GRPO, arXiv:2503.20783). A rollout
-    of several conversations is one rollout: its sampled tokens share its weight."""
+    """How token losses are averaged: with equal weight per token (DAPO, arXiv:2503.14476), with equal weight per
+    rollout (GRPO, arXiv:2402.03300), or as a rollout's sum over `data.max_response_tokens` (Dr. GRPO,
+    arXiv:2503.20783). A rollout of several conversations is one rollout: its sampled tokens share its weight."""
 
     @model_validator(mode="after")
     def _is_averaged_as_it_says(self) -> LossConfig:
@@ -164,9 +172,11 @@ class LossConfig(CreditSettings):
 
 class LoraConfig(Settings):
     rank: Annotated[int, VerlKey("actor_rollout_ref.model.lora_rank")] = Field(default=0, ge=0)
-    """0 trains all weights."""
+    """Rank of the LoRA adapter; 0 trains all weights."""
     alpha: Annotated[int, VerlKey("actor_rollout_ref.model.lora_alpha")] = Field(default=16, ge=1)
+    """The adapter's output is scaled by alpha / rank."""
     target_modules: Annotated[str, VerlKey("actor_rollout_ref.model.target_modules")] = "all-linear"
+    """Linear layers that get an adapter; all-linear: all but the output layer."""
 
     @model_validator(mode="after")
     def _has_a_rank(self) -> LoraConfig:
@@ -181,45 +191,45 @@ class LoraConfig(Settings):
 
 class ClusterConfig(Settings):
     ray_address: Annotated[str | None, FlagName("ray-address")] = None
-    """The Ray cluster to join, HOST:PORT or `auto` (doc/cluster.md). It has to ask for a token (RAY_AUTH_MODE=token).
-    None: RAY_ADDRESS of the environment, and without it a Ray of the run's own on loopback."""
+    """The Ray cluster to join, HOST:PORT or `auto` (doc/guides/cluster.md). It has to require a token
+    (RAY_AUTH_MODE=token). None: RAY_ADDRESS of the environment; without it the run starts its own Ray on loopback."""
     nodes: Annotated[int, VerlKey("trainer.nnodes")] = Field(default=1, ge=1)
     """Nodes of the cluster that train, each with `engine.n_gpus` GPUs, or `workers_per_node` workers on a CPU. They
     share the run's folder."""
     interface: str | None = None
-    """Network interface of Gloo and NCCL, of the same name on every node. None: the one that Ray uses."""
+    """Network interface of Gloo and NCCL, with the same name on every node. None: the one that Ray uses."""
     runner_cpus: float = Field(default=1.0, ge=0)
-    """CPUs that each runner asks of the cluster; runners are spread over all nodes."""
+    """CPUs that each runner requests from the cluster; runners are spread over all nodes."""
     workers_per_node: Annotated[int, VerlKey("trainer.n_gpus_per_node")] = Field(default=1, ge=1)
     """Training workers (FSDP2 ranks) on a CPU, each with a model server beside it; on GPUs `engine.n_gpus`. They share
     the rows of an update evenly, and the cores."""
     sampler_gpus: Annotated[int, VerlKey("actor_rollout_ref.rollout.n_gpus_per_node")] = Field(default=0, ge=0)
     """GPUs for the model servers alone, beside those that train; weights go there by NCCL. With
-    `trainer.max_off_policy_steps` rollouts and updates then have all of their GPUs all of the time. 0: a model server
-    beside each training worker, on its GPU (experimental: no GPU has run it, doc/gpu.md)."""
+    `trainer.max_off_policy_steps` above 0, rollouts and updates then run side by side. 0: a model server beside each
+    training worker, on its GPU. Above 0 is experimental: no GPU has run it (doc/guides/models_and_gpus.md)."""
 
 
 class EngineConfig(Settings):
     device: Annotated[Literal["auto", "cpu", "gpu"], FlagName("device")] = "auto"
-    """auto: GPUs if there are any."""
+    """auto: GPUs if there are any, else the CPU."""
     precision: Annotated[
         PrecisionName,
         VerlKey("actor_rollout_ref.actor.fsdp_config.mixed_precision"),
         VerlKey("actor_rollout_ref.rollout.dtype"),
     ] = "auto"
-    """What the trainer and the sampler compute in; weights that are trained, gradients and the optimiser's moments are
-    float32 always. `auto`: bfloat16 on a GPU, and on a CPU that multiplies in it (AVX-512 BF16, AMX) for models of
-    20 million weights and more; else float32."""
+    """Precision of the trainer's and the sampler's computation. Trained weights, gradients and the optimiser's moments
+    are always float32. `auto`: bfloat16 on a GPU, and for models of 20 million weights or more on a CPU that multiplies
+    in it (AVX-512 BF16, AMX); else float32."""
     gradient_checkpointing: Annotated[bool | None, VerlKey("actor_rollout_ref.model.enable_gradient_checkpointing")] = (
         None
     )
-    """Keep the input of each layer only and compute the rest again in the backward pass: a third more time, a fraction
-    of the memory. None: on a GPU, not on a CPU."""
+    """Keep only the input of each layer and recompute the rest in the backward pass: a third more time, a fraction of
+    the memory. None: on a GPU, not on a CPU."""
     shared_prompts: SharedPrompts | None = None
-    """What computes prompts and turns that rollouts of a group share once in an update. None: torch's own attention on
-    a CPU, a part at a time; on a GPU nothing does, since it was not measured there, and each rollout is computed in
-    full. flex_attention: torch's flex_attention, the rollouts of a group at once under a block mask (experimental: the
-    numbers were checked on a CPU, where it is slow; a GPU has not run it)."""
+    """How an update computes once the prompts and turns that rollouts of a group share. None: by torch's own attention
+    on a CPU, a part at a time; on a GPU each rollout is computed in full. flex_attention: by torch's flex_attention,
+    the rollouts of a group at once under a block mask (experimental: checked on a CPU, where it is slow; a GPU has not
+    run it)."""
     n_gpus: Annotated[int, VerlKey("trainer.n_gpus_per_node")] = Field(default=1, ge=1)
     """GPUs of this node; 1 on a CPU (`cluster.workers_per_node`). They share the rows of an update evenly."""
     tensor_parallel_size: Annotated[int, VerlKey("actor_rollout_ref.rollout.tensor_model_parallel_size")] = Field(
@@ -231,49 +241,51 @@ class EngineConfig(Settings):
     )
     """Share of a GPU's memory for vLLM."""
     kv_cache_gib: int = Field(default=1, ge=1)
-    """The most that vLLM's KV cache takes on a CPU, GiB (vLLM: kv_cache_memory_bytes). It is made no larger than two
-    longest rows for each of `max_num_seqs` requests or, if that is more, for each rollout in flight."""
+    """Largest KV cache of vLLM on a CPU, in GiB (vLLM: kv_cache_memory_bytes). It is never larger than two longest rows
+    for each of `max_num_seqs` requests or, if that is more, for each rollout in flight."""
     max_num_seqs: Annotated[int, VerlKey("actor_rollout_ref.rollout.max_num_seqs")] = Field(default=64, ge=1)
-    """Requests vLLM batches together."""
+    """Most requests that vLLM batches together."""
     train_threads: int | None = Field(default=None, ge=1)
     """OpenMP threads of a training worker on a CPU; None: the cores, shared among the workers. Rollouts and updates
     take turns, unless `trainer.max_off_policy_steps` is set."""
     sampler_threads: int = Field(default=1, ge=1)
-    """OpenMP threads of a vLLM on a CPU; runners, proxy and store share the cores with it."""
+    """OpenMP threads of each vLLM on a CPU; runners, proxy and store share the cores with it."""
 
 
 class TrainerConfig(Settings):
     steps: Annotated[int, VerlKey("trainer.total_training_steps")] = Field(default=20, ge=1)
-    """Train steps of the run, counted from its very first start."""
+    """Train steps of the run, counted from its first start."""
     minutes: Annotated[float | None, FlagName("minutes")] = Field(default=None, gt=0)
-    """Most minutes of this start, with start-up and validations. After each step the run plans as many of `steps` as
-    fit; two are the fewest. None: all."""
+    """Time limit of this start in minutes, with start-up and validations. After each step the run plans as many of
+    `steps` as fit, at least two. None: all."""
     max_off_policy_steps: int = Field(default=0, ge=0, le=16, validation_alias="max_lag")
-    """Train steps by which rollouts may be older than the weights that they train: so many more batches are played at
-    once, and go on during update and validation, which pays where single rollouts are slow. What is due is
-    waited for, never thrown away. Importance weights of tokens, truncated at 2 (verl's `algorithm.rollout_correction`),
-    correct for the age. 0: rollouts and updates take turns. Needs `llm_proxy`."""
+    """Train steps by which rollouts may be older than the weights that they train. That many more batches run at once,
+    also during update and validation, which pays if single rollouts are slow. A step waits for the rollouts that are
+    due; none is dropped. Importance weights of tokens, truncated at 2 (verl's `algorithm.rollout_correction`), correct
+    for the age. 0: rollouts and updates take turns. Needs `llm_proxy`."""
     val_before_train: bool = True
+    """Validate once before the first step."""
     val_every: Annotated[int, VerlKey("trainer.test_freq")] = Field(default=10, ge=0)
-    """Validate every so many steps and at the end; 0: never."""
+    """Validate every N steps and at the end; 0: never."""
     save_every: Annotated[int, VerlKey("trainer.save_freq")] = Field(default=10, ge=0)
-    """Checkpoint every so many steps and at the end; 0: never."""
+    """Save a checkpoint every N steps and at the end; 0: never."""
     keep_checkpoints: int = Field(default=2, ge=1)
-    """Whole checkpoints that stay; the disk needs room for one more."""
+    """Whole checkpoints to keep; the disk needs room for one more."""
     resume: Annotated[Literal["auto", "never"], FlagName("resume")] = "auto"
-    """`auto` goes on from the newest whole checkpoint of `run_dir`; `never` sets aside what is there."""
+    """`auto` resumes from the newest whole checkpoint of `run_dir`; `never` moves the files there aside and starts
+    again."""
     loggers: tuple[Literal["wandb", "swanlab", "tensorboard", "trackio"], ...] = ()
     """Sinks beside the console line and metrics.jsonl, which are always written."""
     startup_timeout_s: float = Field(default=900.0, gt=0)
-    """From the command to model servers that answer."""
+    """Seconds from the start of the command until the model servers answer."""
 
 
 class ApoConfig(Settings):
     """Configures agent-lightning's APO, which rewrites the agent's instructions; only `algorithm=apo` reads it."""
 
     base_url: Annotated[str | None, FlagName("apo-base-url"), address("OPENAI_API_KEY")] = None
-    """With `algorithm=apo`: address up to /v1 of the model that writes critiques and edits, any OpenAI-compatible one.
-    Its key is read from the environment, OPENAI_API_KEY."""
+    """With `algorithm=apo`: OpenAI-compatible address up to /v1 of the model that writes critiques and edits. The
+    environment variable OPENAI_API_KEY holds its key."""
     gradient_model: Annotated[str | None, FlagName("apo-model")] = None
     """Name at that address of the model that writes critiques of the instructions. APO: gradient_model"""
     apply_edit_model: str | None = None
@@ -289,14 +301,14 @@ class ApoConfig(Settings):
     val_batch_size: int = Field(default=16, ge=1)
     """Selection tasks on which a round compares its instructions. APO: val_batch_size"""
     selection_tasks: int = Field(default=32, ge=1)
-    """Tasks, taken from those to train on, that the best instructions of each round are measured on; the best over all
-    rounds is the result. APO's val_dataset"""
+    """Training tasks that are set aside to measure the best instructions of each round; the best over all rounds is the
+    result. APO's val_dataset"""
     diversity_temperature: float = Field(default=1.0, ge=0)
     """Temperature of critiques and edits. APO: diversity_temperature"""
     timeout_s: float = Field(default=120.0, gt=0)
-    """Wall clock of one critique or edit, in seconds; it is tried again twice."""
+    """Wall-clock seconds of one critique or edit, which is retried twice."""
     max_chars: int = Field(default=6000, ge=100)
-    """Longest instructions that are played; longer ones are rejected."""
+    """Most characters of instructions; longer ones are rejected."""
 
     @property
     def max_calls(self) -> int:
@@ -306,8 +318,8 @@ class ApoConfig(Settings):
 
 class StoreConfig(Settings):
     address: Annotated[str | None, FlagName("external-store-address")] = None
-    """Address of a store that is kept outside (`python -m sql_agent.store_server`, or `agl store`). It needs
-    AGL_MANAGED_STORE=0, which alone means http://localhost:9999. None: the run keeps its own."""
+    """Address of an external store (`python -m sql_agent.store_server`, or `agl store`). It needs AGL_MANAGED_STORE=0,
+    which alone means http://localhost:9999. None: the run starts its own."""
 
     @field_validator("address")
     @classmethod

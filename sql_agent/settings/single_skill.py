@@ -21,6 +21,7 @@ from agentgrpo.passwords import BackendSpec, masked
 from agentgrpo.settings import Settings, did_you_mean_setting, parse_yaml, read_settings
 from dbbench_adapter.judges import JudgeName
 from dbbench_adapter.protocols import ProtocolName
+from sql_agent.names import RANKING
 from sql_agent.settings.flags import message_formatter
 from sql_agent.settings.local import (
     AdapterConfig,
@@ -105,10 +106,10 @@ SUM_OVER_TOKENS = LossConfig(
 class ReinforceConfig(OptimConfig):
     learning_rate: float = Field(default=1e-5, gt=0, le=1)
     gradient_accumulation_steps: int = renamed_field("grad_accum", 8, ge=1, le=1024)
-    """Episodes whose gradients are averaged into one update. The policy does not change among them, so they are played
-    side by side."""
+    """Episodes whose gradients are averaged into one update. The policy does not change among them, so they run side by
+    side."""
     baseline: Literal["none", "running_mean"] = "none"
-    """What is subtracted from a reward: nothing (plain REINFORCE), or its skill's mean over earlier episodes."""
+    """Baseline that is subtracted from a reward: none (plain REINFORCE), or its skill's mean over earlier episodes."""
     baseline_decay: float = Field(default=0.9, ge=0, lt=1)
     """Weight of the old running mean against one new reward."""
 
@@ -117,7 +118,8 @@ class TrainingCallbackConfig(Settings):
     """Checkpoints, evaluation and length of a run, which may change when it is resumed."""
 
     save_every: int | None = Field(default=None, ge=1)
-    """Updates between checkpoints; a run that is killed loses what came after the last. None: five minutes."""
+    """Updates between checkpoints; a killed run loses the work after its last one. None: a checkpoint every five
+    minutes."""
     evaluate_every: int = Field(default=0, ge=0)
     """Updates between greedy evaluations on held-out tasks, which also run before the first update and after the last;
     0: none at all."""
@@ -157,6 +159,12 @@ class ExperimentConfig(Settings):
             run_dir=self.output_dir,
             seed=self.seed,
         ).model_copy(update={"group_size": 1, "eval_every": callback.evaluate_every})
+
+    @model_validator(mode="after")
+    def _ranks_nothing(self) -> Self:
+        if RANKING in self.task.rollout.weights:
+            raise ValueError("task.reward names ranking, and these episodes have no groups to rank; name judge instead")
+        return self
 
     @model_validator(mode="after")
     def _ends_with_a_whole_update(self) -> Self:

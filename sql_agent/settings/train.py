@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from agentgrpo.flags import FlagName
 from agentgrpo.settings import Settings
 from dbbench_adapter.judges import JudgeName
-from sql_agent.names import ENVIRONMENTS, JUDGE, functions
+from sql_agent.names import ENVIRONMENTS, JUDGE, RANKING, functions
 from sql_agent.settings.groups import (
     AgentConfig,
     DataConfig,
@@ -39,18 +39,19 @@ MOST_CALLS = 512
 
 class TrainConfig(Settings):
     algorithm: Annotated[Literal["grpo", "apo"], FlagName("algorithm")] = "grpo"
-    """What a run improves: the policy's weights, by GRPO, or the instructions of a policy that is served already, by
-    agent-lightning's APO (`doc/apo.md`)."""
+    """grpo trains the policy's weights. apo improves the instructions of a policy that is already served, by
+    agent-lightning's APO (`doc/guides/apo.md`)."""
     base_url: Annotated[str | None, FlagName("base-url"), address("POLICY_API_KEY")] = None
-    """Address up to /v1 where the policy of `algorithm=apo` is served under the name `model`; its key, where it wants
-    one, is read from the environment, POLICY_API_KEY."""
+    """With `algorithm=apo`: address up to /v1 where the policy is served under the name `model`. The environment
+    variable POLICY_API_KEY holds its key, if it needs one."""
     apo: ApoConfig = ApoConfig()
     model: Annotated[Path | None, FlagName("model")] = None
-    """A Hugging Face folder, or the id of a model on the hub (ORG/NAME), with a chat template, one that writes tool
-    calls unless `agent.protocol` is one of plain text. None: the small policy, made on this machine."""
+    """A Hugging Face folder, or the id of a model on the hub (ORG/NAME), with a chat template. The template has to
+    write tool calls, unless `agent.protocol` is one of plain text. None: the small policy, made on this machine."""
     run_dir: Annotated[Path, FlagName("run-dir")] = Path("runs/sql-agent")
     """Folder for all files of the run."""
     seed: int = Field(default=0, ge=0, lt=2**32)
+    """Seed of the tasks, of their order and of the samples."""
     llm_proxy: Annotated[bool, FlagName("llm-proxy")] = False
     """Trace turns in the LLM proxy rather than in the runner."""
     store: StoreConfig = StoreConfig()
@@ -67,7 +68,7 @@ class TrainConfig(Settings):
     engine: EngineConfig = EngineConfig()
     trainer: TrainerConfig = TrainerConfig()
     verl: dict[str, Any] = Field(default={})
-    """Keys of verl's own configuration, as a tree, merged last; what a setting of this page says is set there alone."""
+    """Keys of verl's own configuration, as a tree, merged last. A key that a setting here sets cannot be among them."""
 
     @model_validator(mode="after")
     def _holds_something_out(self) -> TrainConfig:
@@ -97,6 +98,10 @@ class TrainConfig(Settings):
             raise ValueError(
                 "APO plays a policy that is served already (--base-url URL --model NAME) and asks a model for "
                 f"critiques and edits (--apo-base-url URL --apo-model NAME); missing: {', '.join(absent)}"
+            )
+        if RANKING in self.rollout.weights:
+            raise ValueError(
+                "rollout.reward names ranking, and APO has no groups to rank; name judge, which scores each rollout"
             )
         if self.llm_proxy:
             raise ValueError("algorithm=apo calls the policy at base_url and uses no LLM proxy; leave --llm-proxy out")
@@ -165,8 +170,8 @@ class TrainConfig(Settings):
         asked = functions(self.rollout.weights)
         return (
             (self.reward_model.timeout_s if self.reward_model.url else 0.0)
-            + (self.rollout.reward_timeout_s if set(asked) - {JUDGE} else 0.0)
-            + (self.judge.timeout_s if JUDGE in asked else 0.0)
+            + (self.rollout.reward_timeout_s if set(asked) - {JUDGE, RANKING} else 0.0)
+            + self.judge.timeout_s * len({JUDGE, RANKING} & set(asked))
         )
 
     @property

@@ -31,10 +31,10 @@ class FineTuningConfig(PolicyConfig):
     gradient_accumulation_steps: int = Field(default=1, ge=1)
     """Batches per update; its loss is the mean over all of them."""
     micro_batch_tokens: int | None = Field(default=None, ge=1)
-    """Tokens of one forward and backward pass; a longer conversation has its own pass and computes activations twice.
-    None: 4096; on a CPU 1024 for pairs (DPO), and for fine-tuning, where what conversations share counts once, 2048 if
-    memory holds no more. Fine-tuning takes more where the longest conversation needs it and memory holds it. It changes
-    memory use, not the result."""
+    """Most tokens of one forward and backward pass. A longer conversation has its own pass and computes activations
+    twice. None: 4096. On a CPU it is 1024 for pairs (DPO). For fine-tuning on a CPU, shared parts of conversations
+    count once, and it is 2048 if memory holds no more. Fine-tuning takes more if the longest conversation needs it and
+    memory holds it. It changes memory use, not the result."""
     learning_rate: float = Field(gt=0, le=1)
     """Learning rate at the start; it falls linearly to 0."""
     lora_rank: int = renamed_field("lora_r", 16, ge=0, le=1024)
@@ -45,13 +45,14 @@ class FineTuningConfig(PolicyConfig):
     """Largest number of tokens of a conversation; longer ones are left out and counted, never cut. None: the model's
     context."""
     columns: str | None = None
-    """Your names of the columns of a file, what=COLUMN,...: question, query, answer, db_id and evidence of questions;
-    messages, prompt, completion, text, system and tools of demonstrations; prompt, chosen, rejected, system and tools
-    of pairs. Only these are read then. None: the names that the form has, in any case."""
+    """Your column names of a file, what=COLUMN,... For questions: question, query, answer, db_id and evidence. For
+    demonstrations: messages, prompt, completion, text, system and tools. For pairs: prompt, chosen, rejected, system
+    and tools. Other columns are ignored. None: the names of the form, in upper or lower case."""
     chat_template_path: Path | None = None
     """A Jinja file, or a model folder with the template to use; it is saved with the tokenizer."""
     save_every: int | None = renamed_field("save_steps", None, ge=1)
-    """Updates between checkpoints; a run that is killed loses what came after the last. None: five minutes."""
+    """Updates between checkpoints; a killed run loses the work after its last one. None: a checkpoint every five
+    minutes."""
     seed: int = Field(default=0, ge=0)
     """Seed of the new adapter, the order and every draw."""
 
@@ -70,7 +71,7 @@ class SftConfig(FineTuningConfig, TaskFiles, QuestionsConfig):
 
     dataset: str | None = None
     """The data: dbbench, text2sql, gsm8k, or a JSONL file of messages. None: the references in the rows of
-    --train-file, played in an environment (`env`, `database`), or else dbbench."""
+    --train-file, run in an environment (`env`, `database`), or else dbbench."""
     env: str | None = None
     """An environment whose rows hold references: your own, FILE.py:NAME, module:NAME or an installed package's entry
     point, or one of this project. None: text2sql if there is a database."""
@@ -80,32 +81,33 @@ class SftConfig(FineTuningConfig, TaskFiles, QuestionsConfig):
     """Largest number of conversations, taken evenly over the kinds of a task file; none: the whole file, or 512
     generated ones."""
     renamed_copies: int = Field(default=0, ge=0)
-    """For text2sql: copies of each conversation under other names of tables and columns, so that a policy copies names
-    of databases that it never saw."""
+    """For text2sql: copies of each conversation under other names of tables and columns. They teach the policy to copy
+    the names of databases that it has not seen."""
     minutes: float | None = Field(default=None, gt=0)
-    """Most minutes of training. After two updates it plans as many as fit, and the learning rate falls to 0 over those.
-    None: all epochs."""
+    """Time limit of training in minutes. After two updates it plans as many as fit, and the learning rate falls to 0
+    over those. None: all epochs."""
     learning_rate: float = Field(default=2e-4, gt=0, le=1)
     """Learning rate at the start; it falls linearly to 0."""
     lora_dropout: float = Field(default=0.05, ge=0, lt=1)
     """Dropout on the adapter's input during training."""
     max_prompt_tokens: int | None = Field(default=None, ge=16)
-    """Longest first prompt of a task; the schema of a longer one is shortened. None: what the model's context leaves
-    beside a response, as in training."""
+    """Most tokens of a first prompt; the schema of a longer one is shortened. None: the model's context less the
+    response, as in training."""
     train_file: Path | None = renamed_field("tasks", None)
-    """For dbbench: task file whose reference statements are played; none: generated tasks. For text2sql: rows with
+    """For dbbench: task file whose reference statements are run; none: generated tasks. For text2sql: rows with
     `question` and `query`. For your own environment: its rows, with a column `reference`."""
     val_file: Path | None = None
-    """Held-out tasks: nothing measures them here, and none of them is learnt. None: a share of `train_file`, the same
-    tasks as in training and in `evaluate`."""
+    """Held-out tasks, which fine-tuning neither learns nor measures. None: a share of `train_file`, the same tasks as
+    in training and in `evaluate`."""
     held_out_fraction: float = Field(default=0.2, ge=0, lt=1)
-    """Share of `train_file` that is held out when it comes without `val_file`; 0 learns every row, on none of which the
-    model can be measured then."""
+    """Share of `train_file` that is held out if there is no `val_file`. 0 trains on every row, so that none is left to
+    measure the model on."""
     database: DatabaseSpec | None = None
     """For text2sql: a SQLite or DuckDB file, a folder with DB_ID/DB_ID.sqlite, or
     mysql:// or postgresql://user:password@host:port/database."""
     protocol: ProtocolName = "fc"
-    """For dbbench: how the oracle acts, by tool calls (fc), or in plain text as the originals."""
+    """For dbbench: how the demonstrations act, by tool calls (fc), or in plain text as AgentBench (text) and
+    LifelongAgentBench (lab)."""
     seed: int = Field(default=0, ge=0)
     """Seed of the new adapter, the order, dropout, generated tasks and the draw of `num_tasks`."""
 
@@ -141,7 +143,7 @@ class DpoConfig(FineTuningConfig):
     """The flags of `agentgrpo dpo` with their defaults."""
 
     dataset: Path = Field(validation_alias="train_file")
-    """Pairs to train on: a file that `pairs_from_rollouts` or `agentgrpo reward convert` wrote, or one that the latter
+    """Pairs to train on: a file of `agentgrpo reward pairs` or `agentgrpo reward convert`, or one that the latter
     reads."""
     val_file: Path | None = renamed_field("eval_dataset", None)
     """Held-out pairs; none: a part of the prompts of --dataset is held out."""

@@ -156,7 +156,7 @@ def newest_sealed_checkpoint(output: Path, sealed: str, say: Say) -> Path | None
     """
     newest = newest_whole(output / CHECKPOINTS, say, run_dir=output, record=sealed)
     if newest is None:
-        say(f"no whole checkpoint in {output}: starting anew")
+        say(f"no whole checkpoint in {output}: starting again")
     return newest
 
 
@@ -208,7 +208,7 @@ def check_resumed(checkpoint: Path, before: Mapping[str, Any], record: Mapping[s
     if "precision" not in then:  # an earlier version did not note it
         del now["precision"]
     check_same_run(checkpoint, then, now)
-    say(f"going on from {checkpoint}")
+    say(f"resuming from {checkpoint}")
 
 
 def _what_counts(record: Mapping[str, Any]) -> dict[str, Any]:

@@ -241,7 +241,7 @@ def demonstrations(cfg: SftConfig, fit: Fit) -> Demonstrations:
     if cfg.source == "environment" and cfg.train_file is None:
         raise UsageError(
             f"{cfg.data_name} needs --train-file, rows that hold references: `question` and `query` with --database, a "
-            "column `reference` with an environment of your own (doc/own_environment.md)"
+            "column `reference` with an environment of your own (doc/guides/environment.md)"
         )
     settings, data = cfg.environment, data_of(cfg)
     with entered(settings) as environment:

@@ -138,6 +138,8 @@ class PendingGroup:
     it. None: the step's own."""
     due: int = 0
     """The last step that may train it."""
+    ranked: int | None = None
+    """How many of `groups` an LLM has ranked; None: it ranks none."""
 
     @property
     def trained(self) -> list[Rollout]:
@@ -146,4 +148,8 @@ class PendingGroup:
 
     @property
     def has_ended(self) -> bool:
+        return self.is_played and self.ranked in (None, len(self.groups))
+
+    @property
+    def is_played(self) -> bool:
         return all(rollout.settled for rollout in self.groups[-1])

@@ -1,5 +1,5 @@
 """Computes the metrics of one batch of rollouts, and raises an alarm over those of several: reward hacking, where the
-reward model's score rises while correctness falls. `doc/metrics.md` says what each number means.
+reward model's score rises while correctness falls. `doc/operate/reading_a_run.md` says what each number means.
 
 The alarm looks at the last `WINDOW` train steps that have both numbers. A trend counts if the slope of the fitted line
 is at least `TREND` standard errors away from 0. Ten steps of pure noise reach that about once in 25 on each side. Tasks

@@ -21,9 +21,21 @@ from agentgrpo.chat.messages import FunctionCall, Message
 from agentgrpo.printed_commands import agentgrpo_command
 from reward_model.client import TOKEN_VARIABLE, RewardClient, ScorerRefusedError, ScorerUnavailableError
 from sql_agent.datatypes import FunctionReward, Reward, RolloutRecord, ScorerResult
+from sql_agent.names import RANKING
 from sql_agent.reward_functions.ask import RewardFunctions
-from sql_agent.reward_functions.datatypes import LoadedReward, RewardRecord
-from sql_agent.rewards import NO_JUDGE, REWARDS, RewardPreset, answered, reward, summed_reward, with_success
+from sql_agent.reward_functions.datatypes import LoadedReward, RewardRecord, RewardUnavailable, UnscorableError
+from sql_agent.reward_functions.ranking import TIE, Ranker
+from sql_agent.rewards import (
+    NO_JUDGE,
+    REWARDS,
+    RewardPreset,
+    answered,
+    reward,
+    summed_reward,
+    with_success,
+    with_term,
+    without_function,
+)
 from sql_agent.settings.groups import RewardModelConfig
 from sql_agent.settings.main_job import RolloutConfig
 from sql_agent.source.datatypes import Rollout
@@ -186,14 +198,15 @@ class Rewarder:
         counts_pauses: bool = False,
     ) -> None:
         self._rollout, self._reward_model, self._counts_pauses = rollout, reward_model, counts_pauses
-        self._functions = RewardFunctions(functions, threads)
+        self._functions = RewardFunctions([each for each in functions if each.label != RANKING], threads)
+        self._ranked = {RANKING: FunctionReward(TIE)} if RANKING in rollout.weights else {}
         self._preset = preset or REWARDS.get(str(rollout.reward))
         self._scorer: RolloutScorer | None = None
 
     @property
     def rewards_alone(self) -> bool:
         """Whether a rollout gets a reward even if its environment has no judge."""
-        return bool(self._functions) or self._reward_model.url is not None
+        return bool(self._functions or self._ranked) or self._reward_model.url is not None
 
     async def __call__(self, rollout: Rollout) -> None:
         """Fill in what a rollout that was played earned."""
@@ -202,7 +215,8 @@ class Rewarder:
             self._scorer = RolloutScorer(self._reward_model, counts_pauses=self._counts_pauses)
         rollout.scorer = await self._scorer.score(record) if self._scorer else None
         asked = record.score.value is not None or record.score.reason == NO_JUDGE
-        self.reward(rollout, await self._functions.ask(RewardRecord.of(record, rollout.task)) if asked else {})
+        given = await self._functions.ask(RewardRecord.of(record, rollout.task)) if asked else {}
+        self.reward(rollout, given | self._ranked)
 
     def reward(self, rollout: Rollout, given: Mapping[str, FunctionReward]) -> None:
         """Reward a rollout whose scorer and functions have answered.
@@ -229,3 +243,29 @@ class Rewarder:
         if self._scorer is not None:
             await self._scorer.aclose()
             self._scorer = None
+
+
+async def rank_group(group: Sequence[Rollout], rank: Ranker, weight: float) -> None:
+    """Replace the ties in the rewards of a group that has ended by the places that an LLM gives its rollouts.
+
+    Args:
+        weight: of the ranking in `rollout.reward`.
+    """
+    known = [rollout for rollout in group if rollout.reward is not None]
+    if len(known) < 2:
+        return
+    try:
+        values = await rank([RewardRecord.of(rollout.record, rollout.task) for rollout in known])
+    except UnscorableError as error:  # the least for all, or policies would learn to write what spoils a ranking
+        logger.warning("the judge cannot rank the rollouts of task %s: %s", known[0].task_id, error)
+        values = [0.0] * len(known)
+    except RewardUnavailable as error:
+        logger.warning("the rollouts of task %s are not ranked: %s", known[0].task_id, error)
+        for rollout in known:
+            without = without_function(rollout.earned, RANKING, error.reason)
+            said = "\n".join(filter(None, (without.error, str(error))))
+            rollout.earn(replace(without, lacking=without.lacking | {RANKING: error.reason}, error=said))
+            rollout.unshaped = None if rollout.lost else error.reason
+        return
+    for rollout, value in zip(known, values, strict=True):
+        rollout.earned = with_term(rollout.earned, RANKING, value, weight)

@@ -18,6 +18,8 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from sql_agent.credit.registry import Credit
+from sql_agent.names import RANKING
+from sql_agent.reward_functions.ranking import Ranker
 from sql_agent.settings.groups import RewardModelConfig
 from sql_agent.settings.main_job import RolloutConfig
 from sql_agent.source.datatypes import PendingGroup, Rollout, Task
@@ -29,6 +31,7 @@ from sql_agent.source.dynamic_sampling import (
     slots_to_take,
 )
 from sql_agent.source.metrics import batch_metrics, score_metrics, skill_metrics
+from sql_agent.source.scoring import rank_group
 from sql_agent.source.stops import MAIN_JOB, PrefixStop, check_lost, check_scorer_down
 
 REPORT_S = 1.0
@@ -61,6 +64,7 @@ class Source:
             "resampled"}`.
         credit: sets the advantages of the groups of a batch that are trained on.
         names: what a stop calls this trainer's settings and files (`stops.MAIN_JOB`).
+        ranker: ranks the rollouts of a group, where `rollout.reward` names `ranking`.
     """
 
     def __init__(
@@ -78,10 +82,11 @@ class Source:
         keep: Callable[..., None],
         report: Callable[[dict[str, Any]], None] = lambda _: None,
         names: Mapping[str, str] = MAIN_JOB,
+        ranker: Ranker | None = None,
     ) -> None:
         self._transport, self._rollout, self._reward_model, self._names = transport, rollout, reward_model, names
         self._estimator, self._seed, self._ending_s, self._tasks = estimator, seed, ending_s, tasks
-        self._keep, self._report, self._credit = keep, report, credit
+        self._keep, self._report, self._credit, self._ranker = keep, report, credit, ranker
         self._prefix_stop = PrefixStop(max_broken_fraction)
         self.open: list[PendingGroup] = []
         """The groups to train on that no step has taken yet, the oldest first."""
@@ -89,6 +94,7 @@ class Source:
         """The latest `end_seen_at` of the newest batch."""
         self.played_until = 0.0
         """When (`time.monotonic`) a group that is open was last seen to be still played."""
+        self._ranking: dict[PendingGroup, asyncio.Task[None]] = {}
         self._watching: asyncio.Task[None] | None = None
         self._step_begins = asyncio.Event()
 
@@ -109,6 +115,8 @@ class Source:
         """
         await self._stop_watching()
         self._give_replacements(sampled_of(slots), step)
+        for slot in sampled_of(slots) if self._ranker else ():
+            slot.ranked = 0
         pool = list(slots) if validate else [*self.open, *slots]
         taken = await self._play(slots, pool, groups or len(slots), step=step, validate=validate)
         for slot in taken:
@@ -157,6 +165,7 @@ class Source:
                 break
             await asyncio.sleep(self._rollout.poll_s)
         await self._transport.end(taken)
+        await self._end_ranking(taken)
         report.send(rollouts_of(taken))
         check_scorer_down(rollouts_of(taken), self._reward_model, self._names)
         return taken
@@ -164,15 +173,33 @@ class Source:
     async def _poll(self, slots: Sequence[PendingGroup], step: int, *, resample_until: float = math.inf) -> None:
         """Settle what has ended, and begin replacements; one that begins later than that might not end in time."""
         await self._transport.collect()
+        self._rank(slot for slot in slots if slot.is_played)
         if not all(slot.has_ended for slot in self.open):
             self.played_until = time.monotonic()
         check_scorer_down(rollouts_of(slots), self._reward_model, self._names)
         in_time = time.monotonic() < resample_until
-        resampled = [slot for slot in slots if in_time and needs_resampling(slot, self._estimator)]
+        resampled = [slot for slot in slots if in_time and slot.has_ended and needs_resampling(slot, self._estimator)]
         for slot in resampled:
             draw_replacement(slot)
         if resampled:
             await self._transport.enqueue(resampled, step=step, validate=False)
+
+    def _rank(self, slots: Iterable[PendingGroup]) -> None:
+        """Begin to rank the newest groups of these slots; others are played meanwhile."""
+        for slot in slots:
+            if slot.ranked is not None and slot.ranked < len(slot.groups) and slot not in self._ranking:
+                self._ranking[slot] = asyncio.create_task(self._rank_newest(slot))
+
+    async def _rank_newest(self, slot: PendingGroup) -> None:
+        assert self._ranker is not None
+        await rank_group(slot.groups[-1], self._ranker, self._rollout.weights[RANKING])
+        slot.ranked = len(slot.groups)
+        del self._ranking[slot]
+
+    async def _end_ranking(self, slots: Sequence[PendingGroup]) -> None:
+        """Rank what is left of a step's groups, late rollouts apart; the judge's own deadline limits the wait."""
+        self._rank(slots)
+        await asyncio.gather(*(self._ranking[slot] for slot in slots if slot in self._ranking))
 
     async def _watch(self, step: int) -> None:
         """Poll open slots while the trainer is busy, so that replacements begin as soon as they are due."""

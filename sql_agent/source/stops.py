@@ -43,7 +43,7 @@ _BREAK_ADVICE = {
     "other": "The model server did not continue from the ids that it sampled: logs/driver.log in the run directory "
     "says whether it loaded sql_agent.verl_side.plugin.",
 }
-_LOST_ADVICE = {
+LOST_ADVICE = {
     "step_deadline": "Raise rollout.step_timeout_s, or start more runners (rollout.n_runners); are any up?",
     "rollout_failed": "The runner's log in the run directory has the exception.",
     "missing_spans": "The LLM proxy did not write its spans; its log is in the run directory.",
@@ -60,7 +60,7 @@ _LOST_ADVICE = {
     "the policy can cause, and return a reward for them.",
     "no_call": "Your agent never asked the policy: give its client the address that it gets, llm.endpoint.",
     "no_trained_agent": "No turn was one of rollout.train_agents. The names come from openai-agents' tracing, which "
-    "must not be disabled then (doc/own_agent.md).",
+    "must not be disabled then (doc/guides/agent.md).",
     "no_reward": "Nothing rewards the rollouts: return a number, or give a function, --reward FILE.py:NAME.",
     "model_unavailable": "The model server or the LLM proxy did not answer; their logs are in the run directory.",
     "scorer_unavailable": "The reward model ({reward_model_url}) did not answer; {logs} say how.",
@@ -72,7 +72,7 @@ _LOST_ADVICE = {
     "rollouts wait for it at once, raise {judge_concurrency} or {judge_timeout_s}.",
     "judge_refused": "The LLM as judge refused the request; {logs} have its answer. Its key is read from "
     "JUDGE_API_KEY.",
-    "judge_nonsense": "The LLM as judge did not reply with a JSON object with a score; {logs} have its "
+    "judge_nonsense": "The LLM as judge did not reply with the JSON object that it was asked for; {logs} have its "
     "reply. Say in the rubric what it may leave out, or raise {judge_max_tokens}.",
     "judge_budget": "The run has made {judge_max_calls} calls of the judge; raise it and start the run again.",
     **dict.fromkeys(
@@ -109,7 +109,7 @@ def check_lost(results: Sequence[Rollout], max_fraction: float, names: Mapping[s
         raise TooManyLostError(
             f"{lost} of {len(results)} rollouts were lost or refused a score, more than "
             f"{names['max_lost_fraction']}={max_fraction} allows; the most frequent reason is {reason!r} ({count} "
-            f"times{_example(results, reason)}). {_LOST_ADVICE.get(reason, _LOST_ADVICE['other']).format(**names)}"
+            f"times{_example(results, reason)}). {LOST_ADVICE.get(reason, LOST_ADVICE['other']).format(**names)}"
         )
 
 

@@ -20,6 +20,7 @@ from sql_agent.cluster.network import Network
 from sql_agent.environments.base import Taskset, make_taskset
 from sql_agent.model_address.request_guard import give_token
 from sql_agent.names import TINY_POLICY
+from sql_agent.reward_functions.load import judges_of
 from sql_agent.settings.load import dump_config
 from sql_agent.settings.train import TrainConfig
 from sql_agent.source.run_context import TrainingFailedError
@@ -122,7 +123,7 @@ def start_training(cfg: TrainConfig, environment: Taskset, role: Role, debug: bo
         if checkpoint is not None and step_of(checkpoint) >= cfg.trainer.steps:
             print(
                 f"{cfg.run_dir} has reached step {step_of(checkpoint)} of {cfg.trainer.steps} already; raise "
-                "trainer.steps to continue, or give another --run-dir to start anew"
+                "trainer.steps to continue, or give another --run-dir to start again"
             )
             return
         with _noted(cfg.run_dir, cfg.trainer.resume, cfg.algorithm) if role.updates else nullcontext():
@@ -173,7 +174,7 @@ def check_servers(cfg: TrainConfig, environment: Taskset, role: Role) -> None:
 
 def servers_of(cfg: TrainConfig, role: Role) -> dict[str, Any]:
     """Name the servers that this process asks, for `require`; an algorithm's plays no rollouts."""
-    played = {"judge": cfg.judge, "episodes": cfg.env} if role.plays else {}
+    played = {"episodes": cfg.env, **judges_of(cfg.rollout, cfg.judge)} if role.plays else {}
     return {"store": cfg.store, "scorer": cfg.reward_model, **played}
 
 
@@ -182,7 +183,7 @@ def inspect_cluster(cfg: TrainConfig, role: Role) -> Network:
     if cfg.cluster.ray_address is None:
         raise UsageError(
             f"cluster.nodes is {cfg.cluster.nodes}, and no Ray cluster is named that has so many; start one "
-            "(doc/cluster.md) and give --ray-address HOST:PORT, or auto on one of its nodes"
+            "(doc/guides/cluster.md) and give --ray-address HOST:PORT, or auto on one of its nodes"
         )
     for name, address in (("env.database", cfg.env.database), ("rollout.backend", cfg.rollout.backend)):
         if f":{MASK}@" in str(address) and PASSWORD not in os.environ:

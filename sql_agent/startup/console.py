@@ -92,7 +92,7 @@ class Console:
                 if self._zero_variance:
                     self._print(f"{'':11}{nothing_learnt_in(self._zero_variance, self.steps)}")
                 report = agentgrpo_command("report", self.run_dir)
-                self._print(f"rollouts: {self.run_dir}/trajectories; all of it on one page:\nnext: {report}")
+                self._print(f"rollouts: {self.run_dir}/trajectories\nnext: {report}")
             case "failed":
                 progress.end()
                 self._say(f"failed: {event['error']}")
@@ -103,7 +103,8 @@ class Console:
         if steps != self.steps:
             if self.steps == self._most:  # the first plan; the steps' own lines show how it changes
                 self._print(
-                    f"{'':11}the run ends with step {steps} of {self._most}, the last within {self._minutes:g} minutes"
+                    f"{'':11}the run ends with step {steps} of {self._most}, the last that fits into "
+                    f"{self._minutes:g} minutes"
                 )
             self.steps = steps
             self._progress.plan(steps)

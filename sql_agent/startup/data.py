@@ -38,7 +38,7 @@ def describe_kinds(split: Split, held_out: int) -> list[str]:
 
 
 MORE = "give more tasks, or hold others out: --val-file FILE"
-# Tasks solved anew, with none lost, from which McNemar's exact test has p < 0.05: 2 / 2^6 = 0.03.
+# Tasks newly solved, with none lost, from which McNemar's exact test has p < 0.05: 2 / 2^6 = 0.03.
 CLEAR_FROM = 6
 
 
@@ -56,9 +56,9 @@ def few_held_out(count: int) -> list[Problem]:
     """A problem if a change has to be more than a third of the held-out tasks to be clear."""
     if not 0 < count < 3 * CLEAR_FROM:
         return []
-    can = f"a change is clear (McNemar's exact test, p < 0.05) from {CLEAR_FROM} solved anew with none lost"
+    can = f"a change is clear (McNemar's exact test, p < 0.05) from {CLEAR_FROM} newly solved with none lost"
     if count < CLEAR_FROM:
-        can = f"no change can be clear (McNemar's exact test, p < 0.05), which takes {CLEAR_FROM} solved anew"
+        can = f"no change can be clear (McNemar's exact test, p < 0.05), which takes {CLEAR_FROM} newly solved"
     return [Problem(f"{count} held-out task{'s' * (count > 1)}: {can}", MORE, blocks=False)]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from agentgrpo.flags import dashed
-from sql_agent.names import JUDGE, functions
+from sql_agent.names import JUDGE, RANKING, functions
 from sql_agent.settings.evaluation import LIMITS
 from sql_agent.settings.groups import DataConfig
 from sql_agent.settings.train import TrainConfig
@@ -21,7 +21,7 @@ def evaluate_flags(cfg: TrainConfig) -> list[str] | None:
     if (
         tasks is None
         or data.skills
-        or JUDGE in rewards
+        or {JUDGE, RANKING} & set(rewards)
         or (data.val_file is None and data.held_out_fraction != DataConfig().held_out_fraction)
     ):
         return None

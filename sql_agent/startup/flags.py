@@ -34,8 +34,8 @@ def parse_train_args(argv: list[str] | None = None) -> argparse.Namespace:
         "--reward",
         action="append",
         metavar="NAME[=WEIGHT]",
-        help=f"a preset ({', '.join(PRESETS)}), a function of yours (FILE.py:NAME or module:NAME), or judge; repeat to "
-        "sum several",
+        help=f"a preset ({', '.join(PRESETS)}), your own function (FILE.py:NAME or module:NAME), judge or ranking; "
+        "repeat to sum several",
     )
     parser.add_argument("--lora", action="store_true", help="train a LoRA adapter instead of all weights")
     parser.add_argument("--lora-rank", type=int, help="rank of the adapter (with --lora; default 16)")

@@ -26,7 +26,7 @@ from sql_agent.text_to_sql.load import split_questions
 def check_model(model: Path, protocol: ProtocolName) -> Finding:
     path = model_folder(model, fetch=False)
     problems = tuple(check_model_dir(path, protocol))
-    sound = f"{path}: complete, conversations of protocol {protocol} go on from sampled ids"
+    sound = f"{path}: complete, conversations of protocol {protocol} continue from sampled ids"
     return Finding(f"{path}" if problems else sound, problems)
 
 

@@ -44,9 +44,9 @@ MIN_MEMORY_GIB = 8.0
 
 def check_python(version: tuple[int, ...], executable: str) -> Finding:
     found = f"{'.'.join(map(str, version[:3]))} ({executable})"
-    if version[:2] == (3, 11):
+    if version[:2] in ((3, 11), (3, 12)):
         return Finding(found)
-    return Finding(found, (Problem("expected Python 3.11", SETUP_AND_LOOK),))
+    return Finding(found, (Problem("expected Python 3.11 or 3.12", SETUP_AND_LOOK),))
 
 
 def read_pins(requirements: str) -> dict[str, str]:

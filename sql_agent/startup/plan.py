@@ -136,7 +136,7 @@ def describe_plan(
     group, batch = cfg.rollout.group_size, cfg.data.train_batch_size
     updates = batch // (cfg.optim.mini_batch_size or batch)
     resampled = (
-        f" (a zero-variance group gives way at most {_times(cfg.rollout.max_resamples)})"
+        f" (a zero-variance group is replaced at most {_times(cfg.rollout.max_resamples)})"
         if cfg.rollout.max_resamples
         else ""
     )

@@ -68,14 +68,14 @@ def check_reward_source(cfg: TrainConfig, environment: Taskset) -> None:
         if cfg.env.agent is not None:
             raise UsageError(
                 f"nobody can tell what a rollout of {cfg.env.agent} is worth: give a function of its record, --reward "
-                "FILE.py:NAME, or an LLM as judge, --judge-url (doc/own_agent.md)"
+                "FILE.py:NAME, or an LLM as judge, --judge-url (doc/guides/agent.md)"
             )
         serve = agentgrpo_command("reward serve", "--model", "MERGED", "--port", "8008")
         raise UsageError(
             f"nobody can tell right from wrong in environment {cfg.env.type}: the reward is a reward model's score. "
             f"Start one with `{serve}` and give its "
             "address, --reward-model-url http://127.0.0.1:8008; or give a function of your own, --reward FILE.py:NAME"
-            + ("; or give the class a `get_reward` (doc/own_environment.md)" if ":" in cfg.env.type else "")
+            + ("; or give the class a `get_reward` (doc/guides/environment.md)" if ":" in cfg.env.type else "")
         )
     load_functions(cfg.rollout, cfg.judge, cfg.run_dir)
 
@@ -273,7 +273,7 @@ def with_address(store: StoreConfig) -> StoreConfig:
     """Fill in, and print, the usual address if the store is external and no address was given."""
     if store.address is not None or store_is_managed():
         return store
-    print(f"AGL_MANAGED_STORE=0 and no --external-store-address: taking the store at {USUAL_STORE}", file=sys.stderr)
+    print(f"AGL_MANAGED_STORE=0 and no --external-store-address: using the store at {USUAL_STORE}", file=sys.stderr)
     return store.model_copy(update={"address": USUAL_STORE})
 
 

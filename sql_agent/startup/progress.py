@@ -115,7 +115,7 @@ class Progress:
                 f"{what}; the validations take about {format_time(validations * seen.validation_s)}, the steps are not "
                 "measured yet"
             )
-        return f"{what}; how long they take is said once one was measured"
+        return f"{what}; their time is not measured yet"
 
     def now(self) -> str | None:
         if (batch := self._batch) is None:

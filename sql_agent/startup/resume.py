@@ -61,7 +61,7 @@ def check_resume(cfg: TrainConfig, checkpoint: Path, *, cpu: bool) -> None:
     except ValidationError as error:
         raise UsageError(
             f"{saved} holds settings that this version refuses ({error.errors()[0]['msg']}), so the run cannot resume; "
-            "give another --run-dir, or --resume never to start anew there"
+            "give another --run-dir, or --resume never to start again there"
         ) from None
     pairs: dict[str, tuple[Any, Any]] = {name: (getattr(old, name), getattr(cfg, name)) for name in RESUMED}
     had, model = (old.model or TINY_POLICY).resolve(), cfg.model or TINY_POLICY
@@ -72,7 +72,7 @@ def check_resume(cfg: TrainConfig, checkpoint: Path, *, cpu: bool) -> None:
             raise
         raise UsageError(
             f"{cfg.run_dir} was trained from {had}, which is gone; put the model back there, or give another "
-            f"--run-dir, or --resume never to start anew there from another --model ({error})"
+            f"--run-dir, or --resume never to start again there from another --model ({error})"
         ) from None
     pairs["model"] = (had, model.resolve())
     pairs |= {
@@ -89,7 +89,7 @@ def check_resume(cfg: TrainConfig, checkpoint: Path, *, cpu: bool) -> None:
     if changed:
         raise UsageError(
             f"{cfg.run_dir} was trained with other settings ({', '.join(changed)}; see {saved}); "
-            "give another --run-dir, or --resume never to start anew there"
+            "give another --run-dir, or --resume never to start again there"
         )
 
 
@@ -160,7 +160,7 @@ def go_on_from(cfg: TrainConfig, *, cpu: bool) -> Path | None:
     checkpoint = newest_verl_checkpoint(cfg.run_dir / CHECKPOINTS, print)
     if checkpoint is not None:
         check_resume(cfg, checkpoint, cpu=cpu)
-        print(f"going on from {checkpoint}")
+        print(f"resuming from {checkpoint}")
     return checkpoint
 
 
@@ -168,10 +168,10 @@ def after_a_stop(run_dir: Path, resume: str, algorithm: str) -> str:
     """What the same command does with what a run that was stopped has left."""
     newest, found = newest_finished(run_dir / CHECKPOINTS), run_dir / "candidates.json"
     if algorithm == "apo":
-        return "the same command begins anew" + (f"; {found} has what was found" if found.is_file() else "")
+        return "the same command starts again" + (f"; {found} has what was found" if found.is_file() else "")
     if resume == "auto":
         return how_to_go_on(run_dir / CHECKPOINTS, "the same command")
-    return "the same command begins anew" + (f"; with --resume auto it goes on from {newest}" if newest else "")
+    return "the same command starts again" + (f"; with --resume auto it resumes from {newest}" if newest else "")
 
 
 def refuse_other_tasks(rows: Sequence[dict[str, Any]], file: Path) -> None:
@@ -191,7 +191,7 @@ def refuse_other_tasks(rows: Sequence[dict[str, Any]], file: Path) -> None:
         differ = sum(a != b for a, b in zip(earlier, now, strict=False)) + abs(len(earlier) - len(now))
         raise UsageError(
             f"the tasks are not those that this run was trained on: {differ} of {len(earlier)} differ from {file}; has "
-            "the task file changed? Restore it, or give another --run-dir, or --resume never to start anew there"
+            "the task file changed? Restore it, or give another --run-dir, or --resume never to start again there"
         )
 
 

@@ -4,7 +4,7 @@ The trainer is verl's FSDP2 (weights, gradients and AdamW's moments in float32, 
 vLLM on the same GPUs. They take turns: while rollouts are played vLLM has its share of the card, while the policy is
 updated it has given it back, and during weight sync both hold their weights. So three sums are made, and the largest
 counts. Only models that `sql_agent.model_shape` knows; fragmentation is left out. How far the estimate was from what an
-H100 showed is in doc/gpu.md.
+H100 showed is in doc/guides/models_and_gpus.md.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sql_agent.settings.train import TrainConfig
 
 FLOAT32 = 4
 # Contexts of both processes, CUDA graphs, NCCL and what torch's allocator holds back: an H100 held 10.0 GiB where
-# vLLM's share was 8.0 and the trainer's tensors were smaller than 0.1 (doc/benchmarks.md).
+# vLLM's share was 8.0 and the trainer's tensors were smaller than 0.1 (doc/project/benchmarks.md).
 PROCESSES = 2 * GIB
 # The buffer in which verl sends weights, MiB by default; a larger weight is sent by itself.
 BUCKET, BUCKET_MIB = "actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes", 2048
@@ -32,7 +32,7 @@ POSITIONS, BYTES_OF_A_LOGIT = 512, 22
 # copies of them in the backward pass, its peak (2,048 and 4,096 tokens, 4 and 8 heads).
 BYTES_OF_A_SCORE = 29
 # A run of the small policy on one CPU worker takes 2.2 GiB, 0.1 of them KV cache, and 1.4 more where each worker
-# imports for itself; a second worker and its vLLM 1.5 GiB (doc/training.md#several-training-workers).
+# imports for itself; a second worker and its vLLM 1.5 GiB.
 CPU_BASE, CPU_WORKER = 4 * GIB, 3 * GIB // 2
 OFFLOAD = "actor_rollout_ref.actor.fsdp_config"
 """verl's keys `param_offload` and `optimizer_offload` are below it."""

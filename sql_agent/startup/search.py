@@ -133,7 +133,7 @@ def describe_search(apo: ApoConfig, policy: str, selection: int, split: Split, h
     )
     return [
         *describe_kinds(split, held_out),
-        f"selection tasks, not among them: {selection}",
+        f"selection tasks, apart from these: {selection}",
         f"APO: {apo.beam_rounds} rounds, each of {edits} edits at most; at most {apo.max_calls} critiques and edits by "
         f"{apo.gradient_model} at {apo.base_url}, and {rollouts} rollouts of {policy}",
     ]

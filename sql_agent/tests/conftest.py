@@ -240,20 +240,6 @@ def serve_scores(score, seen=None) -> Iterator[str]:
         yield base_url.removesuffix("/v1")
 
 
-def byte_tokenizer(*special: str) -> Any:
-    """A `tokenizers.Tokenizer` of bytes and these tokens, whose ids are 0, 1, ...: no family's own tokenizer is on the
-    machine, and where replies end is all that a template needs of it."""
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {token: i for i, token in enumerate([*special, *alphabet])}
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in special])
-    return tokenizer
-
-
 @pytest.fixture(scope="session")
 def random_policy_folder(tmp_path_factory) -> Path:
     """A model of 50,000 random weights with the small policy's tokenizer and template: exact, and good at nothing."""

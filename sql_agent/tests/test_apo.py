@@ -130,7 +130,7 @@ def test_a_dry_run_says_what_a_search_may_cost(capsys):
     # 24 tasks: 8 to select on, 16 for critiques; 3 edits of a critique and an edit each. Held-out tasks twice, 16;
     # selection tasks once before, and 8 in the round; 3 x 2 rollouts for critiques; 4 tasks for each of 1 + 3 texts
     assert "tasks: 16 to train on, 8 held out; left out: too long 0" in printed
-    assert "selection tasks, not among them: 8" in printed
+    assert "selection tasks, apart from these: 8" in printed
     assert "1 rounds, each of 3 edits at most; at most 6 critiques and edits by critic" in printed
     assert "and 54 rollouts of oracle at http://127.0.0.1:1/v1" in printed
 
@@ -241,7 +241,8 @@ def test_the_best_instructions_are_found_written_and_used(tmp_path, capsys):
         "v1 (from v0): held-out reward 1.000, solved 6 of 6, lost 2",  # upstream's own mean, of what it is given
         "held-out success before  0.0% of 6 (95 % interval 0.0% to 39.0%)",
         "held-out success after   100.0% of 6 (95 % interval 61.0% to 100.0%)",
-        "change                   6 of 6 tasks solved anew, 0 no longer: clear (McNemar's exact test, p = 0.031)",
+        "change                   6 of 6 tasks newly solved, 0 no longer solved: clear (McNemar's exact test, p = "
+        "0.031)",
         "requests to the optimiser 6; rejected edits: lacks_marks 1, known 1",
     ):
         assert line in ended.out, ended.out

@@ -116,7 +116,7 @@ def test_a_run_that_never_finished_a_checkpoint_starts_anew(tmp_path):
     write_checkpoint(tmp_path, 2, sealed=False)
     said = []
     assert newest_verl_checkpoint(tmp_path, said.append) is None
-    assert said[1:] == ["no checkpoint was finished yet: the run starts anew"]
+    assert said[1:] == ["no checkpoint was finished yet: the run starts again"]
 
 
 def test_verls_own_pointer_is_put_right(tmp_path):

@@ -74,14 +74,14 @@ def test_a_run_that_learns_nothing_says_so_at_the_first_such_step_and_at_its_end
         "step 1/3  ",
         "step 2/3  ",
         "nothing was learnt from the rewards of this step: every group had zero variance, which means that all its "
-        "rewards are equal and no rollout is better than another; doc/troubleshooting.md says what to change, under "
-        "`Success does not rise`",
+        "rewards are equal and no rollout is better than another; doc/operate/troubleshooting.md says what to "
+        "change, under `Success does not rise`",
         "step 3/3  ",
         "done",
-        "in 2 of 3 train steps every group had zero variance, so nothing was learnt from them; doc/troubleshooting.md "
-        "says what to change, under `Success does not rise`",
+        "in 2 of 3 train steps every group had zero variance, so nothing was learnt from them; "
+        "doc/operate/troubleshooting.md says what to change, under `Success does not rise`",
     ]
-    assert "## Success does not rise" in (ROOT / "doc/troubleshooting.md").read_text()
+    assert "## Success does not rise" in (ROOT / "doc/operate/troubleshooting.md").read_text()
 
 
 def test_a_run_of_given_minutes_says_how_many_steps_fit(tmp_path, capsys):
@@ -91,7 +91,7 @@ def test_a_run_of_given_minutes_says_how_many_steps_fit(tmp_path, capsys):
         shown.show({"event": "step", "step": step, "steps": steps, "metrics": {"time/step_s": 60.0}})
     said = [line.strip() for line in capsys.readouterr().out.splitlines()]
     assert [line.partition("] ")[2] or line for line in said] == [
-        "the run ends with step 4 of 20, the last within 5 minutes",
+        "the run ends with step 4 of 20, the last that fits into 5 minutes",
         "step 1/4  60.0 s ()  3 min left",
         "step 2/5  60.0 s ()  3 min left",
     ]
@@ -107,7 +107,7 @@ def test_a_run_leaves_its_pace_and_the_next_one_begins_with_it(tmp_path, monkeyp
         shown.show({"event": "phase", "name": "first rollouts"})
         metrics = {"time/step_s": 60.0, "time/gen_s": 60.0, "rollout/response_tokens": 30.0}
         shown.show({"event": "step", "step": 1, "steps": 3, "metrics": metrics})
-    assert capsys.readouterr().out.count("how long they take is said once one was measured") == 2
+    assert capsys.readouterr().out.count("their time is not measured yet") == 2
     Console(tmp_path, trainer, "no-run", 0, updates=1, work=work(16), kind="a kind").show(EVENTS[0])
     assert "3 train steps of 16 rollouts, about 3 min at the speed of the last run" in capsys.readouterr().out
 
@@ -135,9 +135,7 @@ def printed(tmp_path, monkeypatch, capsys, *, terminal: bool, quiet_s: float) ->
     return re.sub(r"\[ *[\d.]+ s\]", "[T]", capsys.readouterr().out).replace(str(tmp_path), "RUN")
 
 
-AHEAD = (
-    f"{'':11}ahead: 3 train steps of 16 rollouts and 1 validation; how long they take is said once one was measured\n"
-)
+AHEAD = f"{'':11}ahead: 3 train steps of 16 rollouts and 1 validation; their time is not measured yet\n"
 STEP = "[T] step 1/3  reward 0.500  60.0 s (rollouts 9.0)  2 min left\n"
 
 
@@ -152,7 +150,7 @@ def test_a_log_has_a_line_of_progress_only_where_nothing_else_was_printed(
     out = printed(tmp_path, monkeypatch, capsys, terminal=False, quiet_s=quiet_s)
     first, _, rest = out.partition(AHEAD)
     assert first == "[T] first rollouts\n"
-    assert rest.startswith(between + STEP + "[T] done\nrollouts: RUN/trajectories; all of it on one page:\nnext: ")
+    assert rest.startswith(between + STEP + "[T] done\nrollouts: RUN/trajectories\nnext: ")
 
 
 def test_a_terminal_has_one_line_that_is_erased_before_the_next(tmp_path, monkeypatch, capsys):

@@ -117,9 +117,9 @@ def test_the_kinds_are_named_and_those_that_are_in_one_half_only():
 @pytest.mark.parametrize(
     ("count", "said"),
     [
-        (13, "13 held-out tasks: a change is clear (McNemar's exact test, p < 0.05) from 6 solved anew with none lost; "
-             "give more tasks, or hold others out: --val-file FILE"),
-        (5, "5 held-out tasks: no change can be clear (McNemar's exact test, p < 0.05), which takes 6 solved anew; "
+        (13, "13 held-out tasks: a change is clear (McNemar's exact test, p < 0.05) from 6 newly solved with none lost"
+             "; give more tasks, or hold others out: --val-file FILE"),
+        (5, "5 held-out tasks: no change can be clear (McNemar's exact test, p < 0.05), which takes 6 newly solved; "
             "give more tasks, or hold others out: --val-file FILE"),
     ],
 )  # fmt: skip

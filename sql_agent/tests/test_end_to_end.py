@@ -23,6 +23,7 @@ import pytest
 from agentgrpo.agl_without_litellm import agl
 from agentgrpo.checkpoints import check_checkpoint, checkpoints
 from agentgrpo.processes import folders_of, processes_of
+from scripts.tests.metric_names import unregistered
 from sql_agent.lightning.spans import read_turns
 from sql_agent.tests.conftest import COMMAND, TASKS, TRAINING, metrics
 from sql_agent.tests.records import reported
@@ -58,6 +59,7 @@ def test_two_steps_happened_and_the_console_shows_them(first_run):
     assert "step 1/2" in first_run.out
     assert "step 2/2" in first_run.out
     assert first_run.metrics[1]["reward/unjudged_frac"] == 0.0
+    assert unregistered({name for row in first_run.metrics.values() for name in row}) == []
 
 
 def test_prompts_of_a_group_and_later_turns_come_from_the_prefix_cache(first_run):
@@ -127,10 +129,10 @@ def test_a_run_that_is_killed_ends_as_the_unbroken_one_and_when_it_is_told_to(fi
         run.wait(lambda: "step 2/50" in run.said())
         run.process.send_signal(signal.SIGTERM)  # the signal of batch schedulers
         assert run.process.wait(60) == 130, run.said()
-    assert f"stopped; the same command goes on from {run.dir / 'checkpoints' / 'global_step_2'}" in run.said()
+    assert f"stopped; the same command resumes from {run.dir / 'checkpoints' / 'global_step_2'}" in run.said()
     torn = run.dir / "checkpoints" / "global_step_2"
     assert f"checkpoint {torn} is skipped: manifest.json is missing" in run.said()
-    assert f"going on from {run.dir / 'checkpoints' / 'global_step_1'}" in run.said()
+    assert f"resuming from {run.dir / 'checkpoints' / 'global_step_1'}" in run.said()
     assert "step 1/50" not in run.said()
     assert (left_of(run.dir, run.id), folders_of(run.id)) == ([], [])
 
@@ -156,7 +158,7 @@ def test_with_a_lag_rollouts_go_on_during_updates_and_those_that_were_open_at_a_
     left = json.loads(opened.read_text())
     with run.started():
         assert run.process.wait(600) == 0, run.said()
-    assert "going on from" in run.said()
+    assert "resuming from" in run.said()
     steps = metrics(run.dir)
     groups = steps[1]["group/count"]
     # batches 1 to 3 have begun at step 2, which is one more than were trained; the last step begins none
@@ -291,7 +293,7 @@ VARYING = (
     "training/roll",
 )
 """Metrics that no two runs share: the clock, memory, and the last digits of what the engine says of its samples, which
-depend on what it computes beside them (doc/checkpoint_files.md)."""
+depend on what it computes beside them (doc/operate/checkpoints.md)."""
 
 
 def differences(one: Path, other: Path, step: int) -> list[str]:

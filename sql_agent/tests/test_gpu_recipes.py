@@ -1,4 +1,4 @@
-"""The recipes of doc/gpu.md: verl takes what they compose, without a GPU, and the memory is what the page says."""
+"""The recipes of doc/guides/models_and_gpus.md: verl takes what they compose, and the memory is what the page says."""
 
 import re
 import shlex
@@ -16,7 +16,7 @@ from sql_agent.tests.test_run_memory import QWEN, gpu
 from sql_agent.train_sql_agent import main
 from sql_agent.verl_side.config import Files, compose, to_verl, validate
 
-PAGE = (Path(__file__).parents[2] / "doc" / "gpu.md").read_text()
+PAGE = (Path(__file__).parents[2] / "doc" / "guides/models_and_gpus.md").read_text()
 ROWS = re.findall(r"^\| (.*) \| `\.venv/bin/agentgrpo train (.*)` \| ([\d.]+) \((.*)\) \|$", PAGE, re.MULTILINE)
 CARDS = {"24 GB": 23.6, "40 GB": 39.6, "80 GB": 79.6}
 """GiB that GPUs of these names have: an RTX 4090 or L4, an A100, an A100 or H100."""

@@ -175,7 +175,7 @@ def test_a_run_that_goes_on_reads_the_revision_it_began_with_and_says_that_there
         again = find(["hf://org/lines"], tmp_path / "old", hub.address, [f"hf://org/lines@{COMMIT}:train"])
         anew = find(["hf://org/lines"], tmp_path / "old", hub.address)
     assert [rows_of(found["hf://org/lines"]) for found, _ in (began, again, anew)] == [ROWS, ROWS, TWO]
-    changed = f"hf://org/lines has changed since this run began and is at {NEWER} now; the run goes on with hf://"
+    changed = f"hf://org/lines has changed since this run began and is at {NEWER} now; the run continues with hf://"
     assert [changed in said for _, said in (began, again, anew)] == [True, True, False]
 
 

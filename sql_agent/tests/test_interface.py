@@ -26,7 +26,9 @@ from sql_agent.startup.flags import parse_train_args, resolve
 from sql_agent.success_rate import Rate
 
 ROOT = Path(__file__).parents[2]
-PAGE = re.search(r"## From Python\n.*?```python\n(.*?)```", (ROOT / "doc" / "training.md").read_text(), re.DOTALL)[1]  # type: ignore[index]
+PAGE = re.search(
+    r"## From Python\n.*?```python\n(.*?)```", (ROOT / "doc" / "guides/training.md").read_text(), re.DOTALL
+)[1]  # type: ignore[index]
 
 
 def test_keywords_are_typed_as_flags():

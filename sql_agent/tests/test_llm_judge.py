@@ -269,12 +269,12 @@ async def test_its_key_comes_from_the_environment_and_stands_in_no_file_and_no_e
 
 def test_a_file_of_scores_that_is_damaged_is_said(tmp_path):
     (tmp_path / "judge").mkdir()
-    (tmp_path / "judge" / "scores.sqlite").write_bytes(b"no database" * 100)
+    (tmp_path / "judge" / "replies.sqlite").write_bytes(b"no database" * 100)
     reason, what = asyncio.run(failure(judge("http://127.0.0.1:1/v1", tmp_path)(record())))
     assert reason == "judge_unavailable"
-    assert "scores.sqlite: file is not a database" in what
-    with pytest.raises(sqlite3.DatabaseError), sqlite3.connect(tmp_path / "judge" / "scores.sqlite") as damaged:
-        damaged.execute("SELECT 1 FROM scores")
+    assert "replies.sqlite: file is not a database" in what
+    with pytest.raises(sqlite3.DatabaseError), sqlite3.connect(tmp_path / "judge" / "replies.sqlite") as damaged:
+        damaged.execute("SELECT 1 FROM replies")
 
 
 # before a run ---------------------------------------------------------------------------------------------------------
@@ -297,7 +297,7 @@ def flags(tmp_path, url="http://127.0.0.1:1/v1", text="Be fair."):
         (["--judge-model", "m", "--judge-rubric", "f"], "missing: --judge-url"),
         (
             ["--judge-url", "http://h:1", "--judge-model", "m", "--judge-rubric", "f"],
-            "name judge in --reward too, alone or with a weight beside others",
+            "name judge or ranking in --reward too, alone or with a weight beside others",
         ),
         (["--judge-url", "h:1"], "'h:1' is no address, expected http://HOST:PORT"),
         (
@@ -317,7 +317,7 @@ def test_half_a_judge_is_refused_in_a_line(capsys, tmp_path, arguments, words):
 @pytest.mark.parametrize(
     ("content", "words"),
     [(None, "cannot be read (No such file or directory); give a text file"), (b"\xff\xfe", "cannot be read (it is no"),
-     (b" \n", "is empty; write what to score from 0 to 1")],
+     (b" \n", "is empty; write what a good answer is")],
 )  # fmt: skip
 def test_a_rubric_that_cannot_be_used_is_refused(capsys, tmp_path, content, words):
     arguments = flags(tmp_path)

@@ -22,13 +22,14 @@ from sql_agent.local.run_folder import RunFolder
 from sql_agent.local.trainer import Trainer
 from sql_agent.rewards import NO_JUDGE
 from sql_agent.settings.flags import message_formatter
-from sql_agent.settings.groups import RewardModelConfig
+from sql_agent.settings.groups import JudgeConfig, RewardModelConfig
 from sql_agent.settings.local import BatchGrpoConfig, LossConfig, ModelConfig
 from sql_agent.settings.main_job import RolloutConfig
 from sql_agent.source.datatypes import Rollout, StopError
 from sql_agent.source.scoring import Rewarder
 from sql_agent.success_rate import Rate
 from sql_agent.tests.records import advantage_of, make_outcome, make_result, make_row
+from sql_agent.tests.test_ranking import Longest
 from sql_agent.trained_on import TrainedOn, read_trained_on
 
 TASKS = [RowTask(f"p{n}", "sum", {"prompt": f"What is {n} and 1?"}) for n in range(5)]
@@ -242,6 +243,28 @@ def test_a_reward_counts_as_a_success_from_the_number_that_the_user_gives():
     for each, number in zip(played, (1.0, 0.5), strict=True):
         rewarder.reward(each, {"f": FunctionReward(number)})
     assert [(each.reward, each.record.success) for each in played] == [(1.0, 1.0), (0.5, 0.0)]
+
+
+def test_the_rollouts_of_a_group_are_ranked_where_the_reward_is_a_ranking(tmp_path, monkeypatch):
+    """All are right, so nothing would be learnt without it; the judge of these tests prefers long answers."""
+
+    def play(tasks, _):
+        said = [[{"role": "assistant", "content": "word " * (k % 2)}] for k in range(len(tasks))]
+        played = [rollout(1.0, "match", task.id) for task in tasks]
+        return [(replace(record, messages=text), row) for (record, row), text in zip(played, said, strict=True)]
+
+    (tmp_path / "rubric.txt").write_text("Prefer long answers.")
+    world = World()
+    monkeypatch.setattr(world, "play", play)
+    with Longest().serve() as url:
+        judge = JudgeConfig(url=url, model="big", rubric=tmp_path / "rubric.txt")
+        run(tmp_path, monkeypatch, world, reward="ranking", llm_judge=judge, num_epochs=1)
+    # values 0 and 1 in each group: mean 0.5, unbiased std 0.7071
+    assert [sorted(group) for group in world.learnt] == [
+        [pytest.approx(-0.7071, abs=1e-4)] * 2 + [pytest.approx(0.7071, abs=1e-4)] * 2,
+        [pytest.approx(-0.7071, abs=1e-4)] * 2 + [pytest.approx(0.7071, abs=1e-4)] * 2,
+        [pytest.approx(-0.7071, abs=1e-4), pytest.approx(0.7071, abs=1e-4)],
+    ]
 
 
 def test_three_batches_without_a_reward_stop_the_run_and_say_why(tmp_path, monkeypatch):

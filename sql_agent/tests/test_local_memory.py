@@ -250,7 +250,7 @@ QWEN_7B = QWEN_1_5B | {
 def test_the_page_says_what_is_estimated_for_small_cards(config, settings, gib):
     asked = demand(shape=shape_of(config), gradient_checkpointing=True, micro_batch_tokens=1, **settings)
     assert asked.estimate.peak / 2**30 == pytest.approx(gib, abs=0.05)
-    memory = (Path(__file__).parents[2] / "doc" / "local_rl.md").read_text().partition("## Memory")[2]
+    memory = (Path(__file__).parents[2] / "doc" / "guides/local.md").read_text().partition("## Memory")[2]
     assert f" {gib}" in memory
 
 

@@ -115,8 +115,8 @@ def test_a_commands_failures_end_in_one_line(tmp_path, capsys):
     assert fails(KeyboardInterrupt()) == 130
     assert capsys.readouterr().err.split("\n\n") == [
         "\ninterrupted",
-        "interrupted; there is no checkpoint yet, so the same command with --resume begins anew",
-        f"interrupted; the same command with --resume goes on from {checkpoint}\n",
+        "interrupted; there is no checkpoint yet, so the same command with --resume starts again",
+        f"interrupted; the same command with --resume resumes from {checkpoint}\n",
     ]
     full = fails(OSError(errno.ENOSPC, "No space left on device", "out/config.json"))
     assert full == (
@@ -125,7 +125,7 @@ def test_a_commands_failures_end_in_one_line(tmp_path, capsys):
     )
     words = fails(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nmore"))
     assert words.startswith("error: out of memory (CUDA out of memory. Tried to allocate 2.00 GiB.); add --gradient-ch")
-    assert words.endswith(f"; the same command with --resume goes on from {checkpoint}")
+    assert words.endswith(f"; the same command with --resume resumes from {checkpoint}")
     with pytest.raises(RuntimeError, match="a fault of ours"), report_failures(tmp_path, ""):
         raise RuntimeError("a fault of ours")
 

@@ -1,7 +1,7 @@
 """Our losses are verl's and TRL's where both mean the same, on random inputs in float64, gradients too.
 
 TRL's are run as they stand in `GRPOTrainer`, with a stand-in for the trainer that gives the log-probs in the model's
-place. Where they differ on purpose, the difference is pinned here and written down in doc/local_losses.md.
+place. Where they differ on purpose, the difference is pinned here and written down in doc/concepts/losses.md.
 """
 
 import math

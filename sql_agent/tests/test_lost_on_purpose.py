@@ -6,7 +6,6 @@ every reason whether a policy can bring it about, and is held to the code here.
 
 import asyncio
 import re
-from pathlib import Path
 from statistics import mean
 
 import pytest
@@ -17,6 +16,7 @@ from starlette.routing import Route
 from dbbench_adapter.datatypes import Column, Gold, Score, Table, Task
 from dbbench_adapter.interaction import ENDS
 from reward_model.service.schemas import VllmChat
+from scripts.pages.stop_reasons import reasons
 from sql_agent import oracle
 from sql_agent.credit.grpo import GroupRelative
 from sql_agent.environments.dbbench import DbBench
@@ -33,7 +33,7 @@ from sql_agent.source.datatypes import Rollout
 from sql_agent.source.dynamic_sampling import drop_scores_of_group
 from sql_agent.source.metrics import SCORER_LOST
 from sql_agent.source.scoring import Rewarder
-from sql_agent.source.stops import _LOST_ADVICE
+from sql_agent.source.stops import LOST_ADVICE
 
 TASK = Task(
     id="t-0",
@@ -194,20 +194,17 @@ async def test_a_conversation_that_a_scoring_service_would_refuse_is_scored_like
 
 # the page's table --------------------------------------------------------------------------------------------------
 
-PAGE = Path(__file__).parents[2] / "doc/robustness.md"
-ROW = re.compile(r"^\| (`[^|]+) \|[^|]*\| ([^|]+) \|$", re.MULTILINE)
 OTHERS = {"not_judged", "reward_not_finite", "no_turns", "no_reply", "response_too_long", "construction_error"}
 
 
 def reasons_of_code():
     lost = {stop for stop, meaning in ENDS.items() if meaning == "lost"} - {"timeout", "environment_error"}
-    named = {*_LOST_ADVICE, *_DEADLINES.values(), *SCORER_LOST, *OWN_LOSSES} - {"other"}
+    named = {*LOST_ADVICE, *_DEADLINES.values(), *SCORER_LOST, *OWN_LOSSES} - {"other"}
     return lost | named | OTHERS
 
 
 def test_the_page_says_of_every_reason_whether_a_policy_can_bring_it_about_and_what_it_gains():
-    section = PAGE.read_text().split("## How a rollout ends")[1].split("\n## ")[0]
-    said = {name: word for names, word in ROW.findall(section) for name in re.findall(r"`(\w+)`", names)}
+    said = {name: each.by_policy for kind in ("lost", "judged") for each in reasons(kind) for name in each.names}
     assert set(said) == reasons_of_code() | {stop for stop, meaning in ENDS.items() if meaning != "lost"}
     gains = [re.search(r"gains (-?\d+)", word) for word in said.values()]
     assert sum(int(gain[1]) for gain in gains if gain) == 0

@@ -362,7 +362,7 @@ def test_the_command_writes_rows_that_training_reads(hotel, tmp_path, capsys):
     assert {task.kind for task in split.train} == {"easy", "medium", "hard"}
     assert main([*flags, "--num-questions", "40"]) == 1 and "is there already" in capsys.readouterr().err
     assert main([*flags, "--num-questions", "100000", "--overwrite"]) == 0
-    assert "the database gives no more than these" in capsys.readouterr().out
+    assert "the database yields no more questions" in capsys.readouterr().out
 
 
 def test_a_database_without_rows_makes_no_questions(tmp_path, capsys):

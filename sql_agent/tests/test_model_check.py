@@ -16,6 +16,7 @@ from agentgrpo.limited_fork import forked
 from agentgrpo.printed_commands import agentgrpo_command, program_command
 from dbbench_adapter.protocols import fc
 from reward_model.tests.conftest import make_base
+from scripts.pages.chat_templates import byte_tokenizer
 from sql_agent.model_check import (
     OF_ONE_MODEL,
     chat_template,
@@ -25,7 +26,6 @@ from sql_agent.model_check import (
     template_of_run,
     try_template,
 )
-from sql_agent.tests.conftest import byte_tokenizer
 
 TRL_TEMPLATES = Path(trl.__file__).parent / "chat_templates"
 HERMES = (

@@ -48,7 +48,7 @@ def test_tasks_steps_sizes_and_files_are_said_before_the_start(random_policy_fol
     at = next(i for i, line in enumerate(lines) if line.startswith("train steps: "))
     free, memory = lines.pop(-2), lines.pop(-2)
     assert lines[at:] == [
-        "train steps: 3, each of 8 tasks x 4 rollouts (a zero-variance group gives way at most once); updates in a "
+        "train steps: 3, each of 8 tasks x 4 rollouts (a zero-variance group is replaced at most once); updates in a "
         "step: 2, each of 16 rollouts, at most 4,096 tokens in one pass",
         "validation: every 2 steps and at the end, and before",
         "time: not known before the run's first step, since no run of this kind was measured on this machine",

@@ -28,9 +28,7 @@ def rollouts(step, done, of=32, lost=0, validate=False, resampled=0):
 
 def test_before_the_first_step_it_is_said_what_comes_and_what_is_not_known():
     run = progress()
-    assert run.ahead() == (
-        "ahead: 10 train steps of 32 rollouts and 3 validations; how long they take is said once one was measured"
-    )
+    assert run.ahead() == ("ahead: 10 train steps of 32 rollouts and 3 validations; their time is not measured yet")
     run.record_step(0, VALIDATION)
     assert run.ahead() == (
         "ahead: 10 train steps of 32 rollouts and 2 validations; the validations take about 40 s, the steps are not "

@@ -128,7 +128,7 @@ def test_a_file_that_cannot_be_used_is_named_with_its_line_before_anything_start
         ),
         (
             "my.py",
-            "execution, partial, rllm, skyrl_sql, judge, or a function of yours, ",
+            "execution, partial, rllm, skyrl_sql, judge, ranking, or a function of yours, ",
         ),
         ("agentbench=much", "--reward agentbench=much: the weight 'much' is no number; write it as --reward my.py:con"),
         ("agentbench=nan", "--reward agentbench=nan: the weight 'nan' is no number"),

@@ -23,6 +23,7 @@ from sql_agent.source import run_context, stops
 from sql_agent.source.batch import CREDIT
 from sql_agent.source.run_context import RunContext
 from sql_agent.tests.conftest import runner_ahead, start_store
+from sql_agent.tests.test_ranking import Longest
 
 pytestmark = pytest.mark.slow
 
@@ -269,6 +270,20 @@ def test_a_zero_variance_group_gives_way_to_another_task(play, tmp_path):
         (replacement.id, 0.0, None, pytest.approx(-0.7071, abs=1e-4)),
         (replacement.id, 1.0, None, pytest.approx(0.7071, abs=1e-4)),
     ])  # fmt: skip
+
+
+def test_the_rollouts_of_a_group_are_ranked_where_the_reward_names_it(play, tmp_path):
+    """The right one has the longer conversation, which the judge of these tests prefers: 1 and half of its place."""
+    first = KNOWN[0]
+    (tmp_path / "rubric.txt").write_text("Prefer long answers.")
+    with Longest().serve() as url:
+        settings = [
+            "rollout.reward={agentbench: 1.0, ranking: 0.5}",
+            f"judge={{url: {url}, model: big, rubric: {tmp_path / 'rubric.txt'}, timeout_s: 30}}",
+        ]
+        play([first], *settings, script=half_right(first, []))
+    lines = [json.loads(line) for line in (tmp_path / "trajectories" / "train_000001.jsonl").read_text().splitlines()]
+    assert sorted((line["reward"], line["reward_parts"]["ranking"]) for line in lines) == [(0.0, 0.0), (1.5, 1.0)]
 
 
 def test_a_group_that_no_time_was_left_to_replace_is_trained_on_and_counted(play):

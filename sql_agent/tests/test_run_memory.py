@@ -190,7 +190,7 @@ TINY = shape_of({
 
 
 def test_the_two_sums_that_an_h100_showed_are_met():
-    """The trainer's most allocated bytes of both runs of doc/benchmarks.md#one-gpu; the second was in weight sync."""
+    """The trainer's most allocated bytes of both runs (doc/project/benchmarks.md); the second in weight sync."""
     kept = load("engine.gradient_checkpointing=false", "data.max_response_tokens=768")
     assert need_of(kept, SMOLLM2).update == pytest.approx(29.5 * GIB, rel=0.15)
     expected = need_of(load("data.max_response_tokens=512"), TINY)

@@ -84,11 +84,11 @@ def test_what_cannot_work_is_refused(capsys, tmp_path, arguments, words):
 @pytest.mark.parametrize(
     ("flags", "checkpoint", "left"),
     [
-        ([], False, "there is no checkpoint yet, so the same command begins anew"),
-        ([], True, "the same command goes on from RUN/checkpoints/global_step_1"),
-        (["--ci-fast"], False, "the same command begins anew"),
-        (["--ci"], True, "the same command begins anew; with --resume auto it goes on from RUN/checkpoints/global_"),
-        (APO, True, "the same command begins anew"),
+        ([], False, "there is no checkpoint yet, so the same command starts again"),
+        ([], True, "the same command resumes from RUN/checkpoints/global_step_1"),
+        (["--ci-fast"], False, "the same command starts again"),
+        (["--ci"], True, "the same command starts again; with --resume auto it resumes from RUN/checkpoints/global_"),
+        (APO, True, "the same command starts again"),
     ],
 )
 @pytest.mark.parametrize(
@@ -299,7 +299,7 @@ def test_an_unmanaged_store_without_an_address_is_the_usual_one_which_is_said(ca
     monkeypatch.setattr(preflight, "USUAL_STORE", f"http://localhost:{port}")
     monkeypatch.setenv("AGL_MANAGED_STORE", "0")
     said = error_of(capsys, "--run-dir", str(tmp_path))
-    assert f"no --external-store-address: taking the store at http://localhost:{port}\n" in said
+    assert f"no --external-store-address: using the store at http://localhost:{port}\n" in said
     assert f"no agent-lightning store answers at http://localhost:{port}" in said
     assert said.endswith(f"start one with `{program_command('agl', 'store')} --host 127.0.0.1 --port {port}`")
 

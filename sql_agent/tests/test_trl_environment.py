@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from scripts.pages.chat_templates import byte_tokenizer
 from sql_agent.environments.base import make_environment, with_observation
 from sql_agent.settings.groups import AgentConfig, EnvironmentSettings
-from sql_agent.tests.conftest import byte_tokenizer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -333,7 +333,7 @@ def test_a_class_with_neither_verdict_nor_reward_is_not_judged(own):
 
 
 async def test_the_example_of_the_page_plays(own):
-    page = (Path(__file__).parents[2] / "doc" / "own_environment.md").read_text()
+    page = (Path(__file__).parents[2] / "doc" / "guides/environment.md").read_text()
     block = next(b for b in page.split("```python\n") if b.startswith("from sql_agent")).partition("```")[0]
     rows = [{"what": "pears", "count": 3}]
     replies = [oracle.calls(oracle.call("look", {})), oracle.calls(oracle.call("submit", {"count": 3}))]

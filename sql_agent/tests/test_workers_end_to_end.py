@@ -151,7 +151,7 @@ def test_two_workers_go_on_as_if_they_had_not_stopped(two, small_policy, tmp_pat
         capsys.readouterr().err
     )
     said = trained(small_policy, run_dir)
-    assert f"going on from {run_dir / 'checkpoints' / 'global_step_1'}" in said
+    assert f"resuming from {run_dir / 'checkpoints' / 'global_step_1'}" in said
     assert "step 1/2" not in said and "step 2/2" in said
     assert differences(two, run_dir, 2) == []
 

@@ -1,7 +1,7 @@
 """Writes conversations about a database again, with other names for its tables and columns.
 
 A policy learns the names of its training databases by heart. For a database that it never saw it then writes names that
-the prompt does not have (doc/train_result_test.md). With names drawn anew only the prompt tells them.
+the prompt does not have (doc/project/results.md). With names drawn anew only the prompt tells them.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ def newest_verl_checkpoint(folder: Path, say: Say) -> Path | None:
     """
     newest = checkpoints.newest_whole(folder, say, run_dir=folder.parent, remedy=REMEDY)
     if newest is None and checkpoints.checkpoints(folder):
-        say("no checkpoint was finished yet: the run starts anew")
+        say("no checkpoint was finished yet: the run starts again")
     return newest
 
 

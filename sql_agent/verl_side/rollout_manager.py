@@ -31,6 +31,8 @@ from verl import DataProto
 from sql_agent.credit.registry import ESTIMATORS, made
 from sql_agent.lightning.store import RetryingStore
 from sql_agent.lightning.transport import StoreTransport
+from sql_agent.names import RANKING
+from sql_agent.reward_functions.ranking import ranker_of
 from sql_agent.source import run_context
 from sql_agent.source.batch import to_tensors
 from sql_agent.source.datatypes import PendingGroup, Rollout, Task
@@ -86,6 +88,7 @@ class RolloutManager:
             credit=partial(credit_groups, estimator=estimator, whiten=cfg.loss.whiten),
             keep=run.save_trajectories,
             report=run.progress,
+            ranker=ranker_of(cfg.judge, run.run_dir) if RANKING in cfg.rollout.weights else None,
         )
         self.loop = asyncio.new_event_loop()
         threading.Thread(target=self.loop.run_forever, daemon=True, name="rollouts").start()

@@ -1,7 +1,7 @@
 """Writes a step's metrics: to metrics.jsonl always, to the command's progress line, and to verl's sinks on request.
 
 verl calls `Tracking.log` once per step. `RunTracking` adds the rollout manager's metrics and renames those that people
-watch (doc/metrics.md). A sink whose package is not installed is left out with a warning.
+watch (doc/operate/reading_a_run.md). A sink whose package is not installed is left out with a warning.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 # more without a fault, since a logit between 16 and 32 is rounded to an eighth, so only the mean difference is a sign.
 # Small faults stay below that limit, for example a sampler with top-p 0.9, or weights that are a step or two old.
 HEALTHY = {
-    # a healthy run on a CPU: 1e-5; top_p of 0.9: 0.1; a step without weight sync, small policy: 0.3 (doc/faithful.md)
+    # a healthy run on a CPU: 1e-5; top_p of 0.9: 0.1; a step without weight sync, small policy: 0.3
     "float32": ("engine/probs_diff_max", 1e-3),
     # five times what a healthy run in bfloat16 showed, 4e-3 (verl-project/verl-omni issue 637, FSDP2 and vLLM)
     "bfloat16": ("engine/probs_diff_mean", 2e-2),

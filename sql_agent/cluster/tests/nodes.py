@@ -143,7 +143,7 @@ PORTS = [
 def start_ray(
     head: Node, other: Node | None, *, gpus: tuple[int, int], token: str | None = TOKEN, cpus: int = 8
 ) -> None:
-    """Start Ray's head on a node, and let another join it, as doc/cluster.md has it."""
+    """Start Ray's head on a node, and let another join it, as doc/guides/cluster.md has it."""
     start_head(head, gpus[0], token, cpus)
     if other:
         join_ray(other, head, gpus[1], token, cpus)

@@ -10,7 +10,7 @@ LOST = (
     "node host2 (10.0.0.2) has left the cluster, and the run cannot go on without it; bring it back, and give the same "
     "command again"
 )
-HEADLESS = "Ray's head at 10.0.0.1:6379 is gone; start Ray anew on every node, and give the same command again"
+HEADLESS = "Ray's head at 10.0.0.1:6379 is gone; start Ray again on every node, and give the same command again"
 
 
 class FakeRay:

@@ -83,7 +83,7 @@ def test_a_run_ends_with_a_node_that_trains_and_goes_on_from_its_checkpoint(smal
         command = train(head, run_dir, small_policy, *settings, f"trainer.steps={done + 1}")
         out, err = command.communicate(timeout=600)
         assert command.returncode == 0, out + err
-        assert f"going on from {run_dir}/checkpoints/global_step_{done}" in out
+        assert f"resuming from {run_dir}/checkpoints/global_step_{done}" in out
         assert steps(run_dir) == list(range(1, done + 2))
         newest = max(checkpoints(run_dir / "checkpoints"), key=lambda path: int(path.name.rsplit("_", 1)[1]))
         assert check_checkpoint(newest) is None
@@ -166,7 +166,7 @@ def test_a_pulled_cable_ends_the_run_within_deadlines_and_the_same_command_goes_
         command = train(head, run_dir, small_policy, *settings, f"trainer.steps={done + 1}")
         out, err = command.communicate(timeout=900)
         assert command.returncode == 0, out + err
-        assert f"going on from {run_dir}/checkpoints/global_step_{done}" in out
+        assert f"resuming from {run_dir}/checkpoints/global_step_{done}" in out
         assert steps(run_dir) == list(range(1, done + 2))
 
 
@@ -195,5 +195,7 @@ def test_a_command_that_is_cut_off_from_rays_head_says_so(small_policy, tmp_path
         other.cut()
         out, err = command.communicate(timeout=180)
         assert command.returncode == 1
-        assert "Ray's head at 10.77.0.1:6379 is gone; start Ray anew on every node, and give the same" in err, out + err
+        assert "Ray's head at 10.77.0.1:6379 is gone; start Ray again on every node, and give the same" in err, (
+            out + err
+        )
         assert left_behind(other) == []

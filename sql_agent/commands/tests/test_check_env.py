@@ -82,11 +82,11 @@ def test_a_file_that_draws_lots_leaks_nothing(check):
                  "lost under tool_deadline (task 'rows-1'; the last call was guess({\"number\": -1})) tool: it did not "
                  "return within 0.3 s", id="a_tool_hangs"),
     pytest.param({"extra": "solved = True"}, "nothing solved 3 of 3", id="doing_nothing_solves"),
-    pytest.param({"reward": "return 0.5"}, "nothing is worth 0.5 on 6 of 6 plays", id="doing_nothing_pays"),
+    pytest.param({"reward": "return 0.5"}, "nothing is worth 0.5 on 6 of 6 episodes", id="doing_nothing_pays"),
     pytest.param({"guess": "self.secret = number"}, "random calls solved 12 of 12", id="random_calls_solve"),
     pytest.param({"reset": "self.secret = 0"}, "the reference does not solve 3 of 3 tasks", id="wrong_reference"),
     pytest.param({"guess": "self.n = getattr(self, 'n', 0) + 1; return str(self.n)"},
-                 "`reset` does not set everything back. after guess({\"number\": 1000}): '1', then ",
+                 "`reset` does not reset everything. after guess({\"number\": 1000}): '1', then ",
                  id="the_object_remembers"),
     pytest.param({"guess": "self.seen.append(number); return str(len(self.seen))"},
                  "on a new object, so something outside of it", id="the_class_remembers"),
@@ -110,7 +110,7 @@ def test_what_a_policy_could_break_is_a_problem(check, lines, words):
     pytest.param({"guess": "return 'x' * 5000"}, "a result has 5,000 characters", id="a_long_result"),
     pytest.param({"guess": "print('hello')"}, "it prints: 'hello", id="prints"),
     pytest.param({"reward": "return -1.0 if self.secret < 0 else 0.0", "extra": "x = 1"},
-                 "every play was worth 0: nothing here shows that a task can be solved", id="no_spread"),
+                 "every episode was worth 0: nothing here shows that a task can be solved", id="no_spread"),
 ])  # fmt: skip
 def test_what_may_be_meant_so_is_a_note(check, lines, words):
     rows = [{name: row[name] for name in ("prompt", "secret")} for row in ROWS]

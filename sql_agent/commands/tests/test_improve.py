@@ -49,7 +49,7 @@ def test_before_and_after_are_compared_by_task():
     pytest.param([2] * 30, 30, id="pairs"),
 ])  # fmt: skip
 def test_thirty_questions_are_held_out_or_a_half_of_few(groups, held_out):
-    """Twelve of a person's 60 questions were held out, and six had to be solved anew for a clear gain."""
+    """Twelve of a person's 60 questions were held out, and six had to be newly solved for a clear gain."""
     asked = [
         Question(f"{number} {n}", f"{number} {n}?", "shop", f"SELECT {number}")
         for number, size in enumerate(groups)
@@ -126,7 +126,7 @@ def test_every_stage_runs_and_the_same_command_begins_none_again(small_policy, t
     said = first.stdout
     for stage in ("1-sft/sft.json", "2-grpo/checkpoints/global_step_2", "2-grpo/report.html"):
         assert (run / stage).exists(), said
-    assert "the run ends with step 2 of 200, the last within 1 minutes" in said
+    assert "the run ends with step 2 of 200, the last that fits into 1 minutes" in said
     for line in ("agentgrpo sft --model", "agentgrpo train --model", "agentgrpo report"):
         assert line in said
     end = said[said.rindex("held-out success before") :].splitlines()

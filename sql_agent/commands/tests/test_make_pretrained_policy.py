@@ -141,7 +141,7 @@ def test_a_second_run_changes_nothing_and_needs_no_wheel(made, tiny, tmp_path, c
     before = {file: file.stat().st_mtime_ns for file in made.iterdir()}
     make_pretrained_policy(made, cache=tmp_path / "empty", source=tiny[0])
     assert {file: file.stat().st_mtime_ns for file in made.iterdir()} == before
-    assert capsys.readouterr().out == f"{made} is there, made of the same parts\n"
+    assert capsys.readouterr().out == f"{made} exists already, made from the same parts\n"
 
 
 @needs_pip

@@ -89,7 +89,7 @@ def test_report_writes_a_card_from_the_run_and_nothing_of_the_machine(run, tmp_p
         "| held-out success before | 25% (7% to 59%, 2 of 8) |",
         "| held-out success after 3 steps | 75% (41% to 93%, 6 of 8) |",
         # 4 gained, none lost: 2 / 2^4
-        "4 of 8 tasks solved anew, 0 no longer: not clear (McNemar's exact test, p = 0.12)",
+        "4 of 8 tasks newly solved, 0 no longer solved: not clear (McNemar's exact test, p = 0.12)",
         "| tasks | questions.json |", "| to train on | 40 |", "| held out | 8 |", "| database | mysql server |",
         "agentgrpo local --model org/base --database=mysql://... --train-file questions.json --reward reward.py:short=",
         "| commit | 1234567 |", "| group_size | 4 |", "| learning_rate | 0.001 |", "torch ", "![curve of the run]",

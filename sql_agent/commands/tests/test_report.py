@@ -99,7 +99,7 @@ def test_a_run_of_improve_begins_where_the_model_stood_before_fine_tuning(run_di
     said = [line.partition("  ") for line in capsys.readouterr().out.splitlines()]
     said = {name: value.strip() for name, _, value in said}
     assert said["held-out success before fine-tuning"] == "50% (9% to 91%, 1 of 2)"
-    assert said["change"].startswith("1 of 2 tasks solved anew, 1 no longer")
+    assert said["change"].startswith("1 of 2 tasks newly solved, 1 no longer")
     page = run_dir.joinpath("report.html").read_text()
     assert "Held-out success: 50% (9% to 91%, 1 of 2) before fine-tuning, 75%" in page
     assert '"titles": ["before fine-tuning", "after 2 steps"]' in page.replace("\\u0022", '"')
@@ -417,7 +417,7 @@ def test_it_prints_before_and_after_and_the_newest_checkpoint(run_dir, capsys):
     out = capsys.readouterr().out
     assert "held-out success before         25% (7% to 59%, 2 of 8)" in out
     assert "held-out success after 2 steps  75% (41% to 93%, 6 of 8)" in out
-    assert "1 of 2 tasks solved anew, 0 no longer: not clear (McNemar's exact test, p = 1)" in out
+    assert "1 of 2 tasks newly solved, 0 no longer solved: not clear (McNemar's exact test, p = 1)" in out
     assert f"{run_dir}/checkpoints/global_step_10/actor/huggingface" in out
     assert (run_dir / "curve.png").stat().st_size > 1000
 

@@ -14,6 +14,7 @@ from agentgrpo.checks import Finding
 from agentgrpo.printed_commands import program_command
 from dbbench_adapter.datatypes import Score
 from dbbench_adapter.tasks.single_skill import read_single_skill
+from scripts.tests.metric_names import unregistered
 from sql_agent.commands import single_skill as run_experiment
 from sql_agent.commands.single_skill import for_this_machine, main
 from sql_agent.settings.single_skill import LanguageModelConfig, load_experiment
@@ -258,7 +259,9 @@ def test_the_one_command_looks_then_trains_where_one_stands(tmp_path, tiny_polic
     ]  # fmt: skip
     assert sorted(path.name for path in (run_dir / "logs").iterdir()) == ["metrics.jsonl", "success.png"]
     assert (run_dir / "checkpoints" / "adapter" / "adapter_model.safetensors").stat().st_mtime > started
-    assert [line["update"] for line in lines(run_dir / "logs" / "metrics.jsonl")] == [0, 1, 2, 2]
+    metrics = lines(run_dir / "logs" / "metrics.jsonl")
+    assert [line["update"] for line in metrics] == [0, 1, 2, 2]
+    assert unregistered({name for row in metrics for name in row}) == []
     assert len(lines(run_dir / "sessions" / "episodes.jsonl")) == 8
 
 

@@ -114,7 +114,7 @@ def test_ctrl_c_stops_the_reply_and_the_conversation_goes_on(
     terminal.wait_for("")
     os.kill(terminal.process.pid, signal.SIGINT)
     shown = terminal.wait_for(" s\x1b[0m\r\n")
-    assert "stopped; what it had said stays in the conversation" in plain(shown)
+    assert "stopped; the reply so far stays in the conversation" in plain(shown)
     terminal.wait_for("> ")
     terminal.type(":quit\n")
     assert terminal.process.wait(30) == 0
@@ -280,7 +280,10 @@ def test_the_flags_have_the_names_of_the_other_commands(capsys):
     with pytest.raises(SystemExit):
         main(["--help"])
     shown = " ".join(capsys.readouterr().out.split())
-    for flag in ("--max-tokens N Tokens of one reply. (default 512)", "--temperature X 0 is greedy. (default 0.0)"):
+    for flag in (
+        "--max-tokens N Tokens of one reply. (default 512)",
+        "--temperature X Sampling temperature; 0 is greedy. (default 0.0)",
+    ):
         assert flag in shown
     for name in ("model", "env", "tasks", "database", "backend", "protocol", "device"):
         assert f"--{name}" in shown

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 
 from agentgrpo.checks import UsageError
 from agentgrpo.printed_commands import agentgrpo_command
+from scripts.tests.metric_names import unregistered
 from sql_agent.commands import local as train_local_grpo
 from sql_agent.commands import sft
 from sql_agent.commands.local import main, next_command
@@ -167,6 +168,7 @@ def test_lost_episodes_are_counted_under_their_reasons_and_the_others_are_traine
     assert "trained groups 2  skipped so far 2 (unjudged 2)  " in said
     assert "not judged so far 4 (get_reward_error 2, reset_error 2)\n" in said
     before, batch, after = lines(out / "metrics.jsonl")
+    assert unregistered({*before, *batch, *after}) == []
     assert batch["rollout/success"] == {"n": 8, "judged": 0, "correct": 0}
     assert batch["train/steps"] == 1 and batch["policy/loss"] is not None
     assert before["held_out"] == after["held_out"] == {"n": 3, "judged": 0, "correct": 0}

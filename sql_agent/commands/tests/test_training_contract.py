@@ -231,7 +231,7 @@ def test_all_weights_are_trained_and_a_run_goes_on_from_a_checkpoint_as_if_it_ha
     (six / training.state).write_bytes(b"")
     assert training.main(training.arguments(request, base, ended, *flags, "--resume")) == 0
     said = capsys.readouterr().out
-    assert f"{six} is skipped: {training.state} has 0 bytes, expected" in said and f"going on from {four}" in said
+    assert f"{six} is skipped: {training.state} has 0 bytes, expected" in said and f"resuming from {four}" in said
     assert comparable(ended) == comparable(unbroken)
     assert unequal(ended, unbroken, "model.safetensors") == []
 
@@ -304,8 +304,8 @@ def test_an_interrupted_run_says_what_it_has_and_ends_as_the_unbroken_one(
     with monkeypatch.context() as patch:
         patch.setattr(owner, name, interrupted)
         for argv_now, save_s, left in (
-            (argv, 300.0, "there is no checkpoint yet, so the same command with --resume begins anew"),
-            ([*argv, "--resume"], 0.0, f"the same command with --resume goes on from {newest}"),
+            (argv, 300.0, "there is no checkpoint yet, so the same command with --resume starts again"),
+            ([*argv, "--resume"], 0.0, f"the same command with --resume resumes from {newest}"),
         ):
             patch.setattr("agentgrpo.checkpoints.SAVE_S", save_s)
             assert training.main(argv_now) == 130
@@ -358,7 +358,7 @@ def test_a_run_that_was_killed_while_it_saved_ends_as_the_unbroken_one(
     assert f"{two.name} belongs to another run {words}" in said
     assert training.main([*again, *training.resume]) == 0
     said = capsys.readouterr().out
-    assert f"going on from {two}" in said
+    assert f"resuming from {two}" in said
     assert kind == "sft" or f"{four} is skipped: {training.record} is missing, so it was not" in said
     assert comparable(killed) == comparable(whole)
     assert unequal(killed, whole) == []
