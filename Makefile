@@ -48,6 +48,7 @@ quick-tests:
 reference:  ## write doc/reference/ from the code, and the results' tables and pictures from doc/data/results.json
 	.venv/bin/python -m scripts.pages
 	.venv/bin/python -m scripts.pages.results
+	.venv/bin/python -m scripts.pages.pictures
 
 site:  ## build the pages into build/site; a warning fails
 	@bash scripts/setup.sh --extras

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from scripts.pages import prose, results
+from scripts.pages import pictures, prose, results
 
 SHORT = "The command prints one line. "
 MEAN = "words in the mean, expected 22 at most"
@@ -48,7 +48,7 @@ def test_a_page_has_the_results_as_the_data_has_them(name):
     assert page == results.filled(page, results.read(), language, counts=counts), "run `make reference`"
 
 
-@pytest.mark.parametrize("scheme", results.INK)
+@pytest.mark.parametrize("scheme", pictures.INK)
 def test_the_picture_shows_the_same_shares(scheme):
     picture = (results.ROOT / "doc" / "pictures" / f"results_{scheme}.svg").read_text("utf-8")
     shares = re.findall(r"[\d.]+ %(?= \|)", results.table(results.read(), "en", counts=False))

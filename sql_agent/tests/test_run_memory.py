@@ -1,6 +1,7 @@
 """The memory of a run: each part worked out by hand, two sums that an H100 showed, and the settings that would fit."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -201,20 +202,7 @@ def test_the_two_sums_that_an_h100_showed_are_met():
 # Published -----------------------------------------------------------------------------------------------------------
 
 
-def qwen(hidden, intermediate, layers, heads, keys, vocab, tied):
-    return {
-        "model_type": "qwen2", "hidden_size": hidden, "intermediate_size": intermediate, "num_hidden_layers": layers,
-        "num_attention_heads": heads, "num_key_value_heads": keys, "vocab_size": vocab, "tie_word_embeddings": tied,
-        "max_position_embeddings": 32768,
-    }  # fmt: skip
-
-
-CONFIGS = {
-    "0.5B": qwen(896, 4864, 24, 14, 2, 151936, True),
-    "1.5B": qwen(1536, 8960, 28, 12, 2, 151936, True),
-    "3B": qwen(2048, 11008, 36, 16, 2, 151936, True),
-    "7B": qwen(3584, 18944, 28, 28, 4, 152064, False),
-}
+CONFIGS = json.loads((Path(__file__).parents[2] / "doc" / "data" / "qwen2.5_configs.json").read_text("utf-8"))
 QWEN = {size: shape_of(config) for size, config in CONFIGS.items()}
 
 
