@@ -46,7 +46,9 @@ def draw_results(axes: Axes, ink: str) -> None:
             if not (counts := experiment.counts(stage)):
                 continue
             y, mean = place + offset, statistics.mean(counts)
-            low, high = experiment.interval or (100 * bound for bound in wilson_interval(mean, experiment.of))
+            low, high = experiment.intervals.get(stage) or (
+                100 * bound for bound in wilson_interval(mean, experiment.of)
+            )
             percent, shares = 100 * mean / experiment.of, [100 * count / experiment.of for count in counts]
             axes.plot([low, high], [y, y], color=colour, linewidth=2, alpha=0.55, solid_capstyle="round")
             axes.plot(percent, y, "o", color=colour, markersize=7, label=None if place else label)
@@ -59,7 +61,7 @@ def draw_results(axes: Axes, ink: str) -> None:
     axes.set_xlim(-2, 100)
     axes.set_xlabel("held-out tasks that are right, %")
     handles = [axes.plot([], [], "o", color=colour, label=label)[0] for label, colour in STAGES.values()]
-    axes.legend(handles=handles, frameon=False, labelcolor=ink, fontsize=9, loc="upper right")
+    axes.legend(handles=handles, frameon=False, labelcolor=ink, fontsize=9, loc="center right")
 
 
 def peers() -> dict[str, float]:

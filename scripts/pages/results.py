@@ -46,8 +46,8 @@ class Experiment(BaseModel):
     command: str
     time: dict[Language, str]
     runs: list[Run]
-    interval: tuple[float, float] | None = None
-    """Of the last stage, in %, where tasks of one database are alike; else Wilson's over tasks."""
+    intervals: dict[str, tuple[float, float]] = {}
+    """By stage, in %, where tasks of one database are alike; else Wilson's over tasks."""
 
     def counts(self, stage: str) -> list[int]:
         return [count for run in self.runs if (count := getattr(run, stage)) is not None]
