@@ -18,7 +18,7 @@ PAGES = (
     *GUIDES,
     "README.zh-CN.md",
 )
-PROGRAM = r"\.venv/bin/\w+|python3?|make|bash|accelerate|agl|vllm|docker|uv|\. \.venv/bin/activate"
+PROGRAM = r"\.venv/bin/\w+|python3?|make|bash|accelerate|agl|vllm|docker|uvx?|\. \.venv/bin/activate"
 STARTS = re.compile(rf"(?:\w+=\S+ )*(?:{PROGRAM})(?: |$)")
 
 NOT_TYPED = {
@@ -51,6 +51,7 @@ REPLACED = {
     r"--tasks FILE\b": "--tasks brought.json",
     r"_path FILE --output_path FILE\b": "_path brought.json --output_path data/skills.json",
     r"\bURL --model NAME\b": "http://127.0.0.1:8000/v1 --model mine",
+    r"center=C reward_model\.scale=S": "center=0 reward_model.scale=1",
     r"outputs/Qwen2\.5-0\.5B/rl/epoch_3": "outputs/gsm8k_grpo/epoch_1",
 }
 """What is typed for a name that stands for something of the reader's. CLONE is the clone's folder."""

@@ -107,6 +107,8 @@ def test_the_whole_chain_starts_by_uvx_where_there_is_no_clone(tmp_path, request
     flags = ["train", "--ci-fast", "--device", "cpu", "--run-dir", "run", *how]
     said = run(uv_path(), "tool", "run", *shlex.split(typed), *flags, folder=folder)
     assert ("step 1/1" if not how else "# plan") in said
+    # the demo's model comes as a GGUF file in a package
+    run(uv_path(), "tool", "run", *shlex.split(typed)[:-1], "python", "-c", "import gguf", folder=folder)
 
 
 def test_the_extras_for_a_gpu_come_to_the_pinned_packages(wheel, tmp_path):

@@ -1,6 +1,7 @@
 """`agentgrpo improve`: questions, fine-tuning and GRPO by one command."""
 
 import json
+import re
 import shlex
 import sqlite3
 import subprocess
@@ -124,14 +125,15 @@ def test_every_stage_runs_and_the_same_command_begins_none_again(small_policy, t
     assert sorted({json.dumps(row) for row in learnt}) == sorted(json.dumps(row) for row in sampled)
     assert len((run / "before.jsonl").read_text().splitlines()) == 30
     said = first.stdout
-    for stage in ("1-sft/sft.json", "2-grpo/checkpoints/global_step_2", "2-grpo/report.html"):
+    last = max(map(int, re.findall(r"the run ends with step (\d+) of 200, the last", said)))  # by the machine's speed
+    assert last >= 2
+    for stage in ("1-sft/sft.json", f"2-grpo/checkpoints/global_step_{last}", "2-grpo/report.html"):
         assert (run / stage).exists(), said
-    assert "the run ends with step 2 of 200, the last that fits into 1 minutes" in said
     for line in ("agentgrpo sft --model", "agentgrpo train --model", "agentgrpo report"):
         assert line in said
     end = said[said.rindex("held-out success before") :].splitlines()
     assert [line.partition("  ")[0].partition(":")[0] for line in end] == [
-        "held-out success before", "held-out success after fine-tuning", "held-out success after GRPO, step 2",
+        "held-out success before", "held-out success after fine-tuning", f"held-out success after GRPO, step {last}",
         "change in all", "minutes", "next, with the better of the two",
     ]  # fmt: skip
     assert f"agentgrpo interactive --model {run}" in end[-1]
