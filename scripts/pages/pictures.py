@@ -5,6 +5,7 @@ python -m scripts.pages.pictures    # `make reference` runs it
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import statistics
@@ -14,6 +15,8 @@ from pathlib import Path
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from rich.console import Console
+from rich.text import Text
 
 from agentgrpo.stats import wilson_interval
 from scripts.pages.results import STAGES, read
@@ -123,7 +126,15 @@ DRAWN: dict[str, tuple[Callable[[Axes, str], None], float]] = {
 """How each picture is drawn, and its height in inches."""
 
 
+def record(output: Path, picture: Path) -> None:
+    """Draw what a command printed as a terminal."""
+    console = Console(record=True, width=118, file=io.StringIO(), force_terminal=True)
+    console.print(Text(output.read_text("utf-8").rstrip()))
+    picture.write_text(console.export_svg(title="agentgrpo demo", unique_id="demo"), "utf-8")
+
+
 def main() -> None:
+    record(DATA / "demo_output.txt", PICTURES / "demo.svg")
     matplotlib.rcdefaults()  # the reader's own style would change the pictures
     matplotlib.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "pages"}
     for name, (draw, height) in DRAWN.items():

@@ -10,7 +10,7 @@ from contextlib import closing
 
 import pytest
 
-from scripts.tests.pages import commands
+from scripts.tests.pages import ROOT, commands
 from sql_agent.demo_shop import make_shop
 from sql_agent.improve import compared, main, repeated
 from sql_agent.text_to_sql.datatypes import Question
@@ -99,6 +99,14 @@ def test_held_out_questions_are_learnt_in_no_words_and_by_no_query(hotel, small_
     assert "0 questions are left to learn and 1 held out" in capsys.readouterr().err
 
 
+def shapes(text: str) -> set[str]:
+    """The lines of a run without their numbers and signs, those of steps up to what only some runs have."""
+    kinds = r"(\[\d/\d\]|\[ *[\d.]+ s\] step|step|held-out success|change in all|minutes:)"
+    lines = [re.split(r"  KL |  \.\.\.", line)[0] for line in text.splitlines() if re.match(kinds, line)]
+    lines = [re.sub(r" +", " ", line).replace(" min left", " s left") for line in lines]
+    return {re.sub(r"[-+]?\d[\d.,e-]*|not clear|clear", "0", line) for line in lines}
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_every_stage_runs_and_the_same_command_begins_none_again(small_policy, tmp_path):
@@ -129,6 +137,8 @@ def test_every_stage_runs_and_the_same_command_begins_none_again(small_policy, t
     assert last >= 2
     for stage in ("1-sft/sft.json", f"2-grpo/checkpoints/global_step_{last}", "2-grpo/report.html"):
         assert (run / stage).exists(), said
+    shown = (ROOT / "doc" / "data" / "demo_output.txt").read_text("utf-8")
+    assert shapes(shown) - shapes(said) == set(), "doc/data/demo_output.txt is not what the stages print now"
     for line in ("agentgrpo sft --model", "agentgrpo train --model", "agentgrpo report"):
         assert line in said
     end = said[said.rindex("held-out success before") :].splitlines()
