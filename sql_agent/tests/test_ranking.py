@@ -15,6 +15,7 @@ from sql_agent.credit.grpo import GroupRelative
 from sql_agent.datatypes import FunctionReward
 from sql_agent.reward_functions import RewardRecord, RewardUnavailable
 from sql_agent.reward_functions import judge as judge_module
+from sql_agent.reward_functions.datatypes import LoadedReward
 from sql_agent.reward_functions.ranking import LlmRanker, labels_of, read_places
 from sql_agent.rewards import NO_JUDGE, summed_reward
 from sql_agent.settings.groups import JudgeConfig, RewardModelConfig
@@ -22,6 +23,7 @@ from sql_agent.settings.load import load_config
 from sql_agent.settings.main_job import RolloutConfig
 from sql_agent.source.datatypes import PendingGroup, Rollout
 from sql_agent.source.dynamic_sampling import credit_groups
+from sql_agent.source.scoring import Rewarder
 from sql_agent.source.source import Source
 from sql_agent.tests.records import ROW, make_record
 
@@ -280,6 +282,24 @@ async def test_without_the_judge_a_group_is_rewarded_without_its_ranking(tmp_pat
         assert metrics["rollout/unshaped/judge_unavailable"] == 2
     else:
         assert {r.lost for r in group} == {"judge_unavailable"}
+
+
+async def test_a_rollout_waits_for_no_thread_to_get_its_tie(tmp_path):
+    """Beside slow functions a tie that took a thread was late, and its rollout was lost."""
+
+    def called(_):
+        raise AssertionError("nobody ranks a rollout alone")
+
+    functions = [LoadedReward("concise", lambda _: 1.0, tmp_path, ""), LoadedReward("ranking", called, tmp_path, "")]
+    weights = {"my.py:concise": 1.0, "ranking": 0.5}
+    rewarder = Rewarder(RolloutConfig(reward=weights), RewardModelConfig(), functions, threads=1)
+    rollout = Rollout("0", {"id": "why"}, played=make_record(Score(None, NO_JUDGE)))
+    await rewarder(rollout)
+    assert (rewarder.rewards_alone, rollout.reward, rollout.earned.terms) == (
+        True,
+        1.25,
+        {"concise": 1.0, "ranking": 0.25},
+    )
 
 
 # before a run ---------------------------------------------------------------------------------------------------------
