@@ -101,7 +101,7 @@ def byte_tokenizer(*special: str) -> Any:
 
 
 def look(family: Family, protocol: ProtocolName) -> tuple[str, str]:
-    """Of one protocol: whether its conversations go on exactly, and which template a run uses."""
+    """Say whether conversations of a protocol continue exactly, and which template a run uses."""
     tokenizer = byte_tokenizer(*family.special)
     tokens = {"bos_token": "<bos>", "eos_token": family.eos, **family.settings}
     ends = frozenset(map(tokenizer.token_to_id, (family.special[0], family.eos)))

@@ -89,7 +89,7 @@ def test_local_training_needs_no_server_and_nothing_of_the_repository(wheel, tmp
 
 
 def test_the_whole_chain_starts_by_uvx_where_there_is_no_clone(tmp_path, request):
-    """With the line of doc/start/install.md, and another command of the same package at its end."""
+    """The line of doc/start/install.md is typed with another command of the same package at its end."""
     clone, folder = tmp_path / "clone", tmp_path / "elsewhere"
     run("git", "clone", "--quiet", ROOT, clone)
     (clone / ".uv" / "bin").mkdir(parents=True)

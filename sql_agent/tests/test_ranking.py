@@ -285,7 +285,7 @@ async def test_without_the_judge_a_group_is_rewarded_without_its_ranking(tmp_pat
 
 
 async def test_a_rollout_waits_for_no_thread_to_get_its_tie(tmp_path):
-    """Beside slow functions a tie that took a thread was late, and its rollout was lost."""
+    """A tie that took a thread was late beside slow functions, and its rollout was lost."""
 
     called: list[object] = []
     alone = LoadedReward("ranking", lambda record: called.append(record), tmp_path, "")
