@@ -267,6 +267,17 @@ async def test_its_key_comes_from_the_environment_and_stands_in_no_file_and_no_e
     assert files and not any(SECRET.encode() in file.read_bytes() for file in files)
 
 
+async def test_a_folder_without_locks_costs_the_score_and_not_the_run(tmp_path, monkeypatch):
+    """A run folder on NFS may have none; the error ended the trainer, which ranks groups."""
+
+    def refused(*_):
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr(judge_module.fcntl, "flock", refused)
+    reason, what = await failure(judge("http://127.0.0.1:1/v1", tmp_path)(record()))
+    assert (reason, what) == ("judge_unavailable", f"{tmp_path}/judge: [Errno 37] No locks available")
+
+
 def test_a_file_of_scores_that_is_damaged_is_said(tmp_path):
     (tmp_path / "judge").mkdir()
     (tmp_path / "judge" / "replies.sqlite").write_bytes(b"no database" * 100)
